@@ -1,0 +1,102 @@
+"""What can go wrong, as one tree. Every message says what was wrong, with which file, and how to repair it.
+
+    CoocError                       exit code 1
+    ├── InputError                  2   something that the caller gave is wrong
+    │   ├── UnknownNameError        2   no such recipe, backbone, pooling, ...: the nearest spelling is offered
+    │   ├── ImageError              2   a picture that cannot be read
+    │   └── BoxError                2   a box outside the picture, or empty
+    ├── WeightsError                4   network weights missing, damaged or not the expected ones
+    ├── WhiteningError              2   whitening that cannot be fitted, or does not fit the vectors
+    ├── StoreError                  5   an index that cannot be used as asked
+    │   ├── StoreMissingError       5   there is no index there
+    │   ├── StoreMismatchError      5   vectors of another recipe, weight set or dimension
+    │   ├── StoreLockedError        5   another process is writing
+    │   └── StoreDamagedError       5   the files on disk are not what was written
+    └── DatasetError                6   a benchmark's pictures or ground truth are missing or wrong
+
+Exit code 3 is no exception: a command that did its work, but had to leave some files out, ends with it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+PARTIAL = 3  # exit code: done, some files left out and reported
+
+__all__ = [
+    "PARTIAL",
+    "BoxError",
+    "CoocError",
+    "DatasetError",
+    "ImageError",
+    "InputError",
+    "StoreDamagedError",
+    "StoreError",
+    "StoreLockedError",
+    "StoreMismatchError",
+    "StoreMissingError",
+    "UnknownNameError",
+    "WeightsError",
+    "WhiteningError",
+]
+
+
+class CoocError(Exception):
+    """Base of all errors that cooc raises on purpose; CLI and API show its text as it is."""
+
+    exit_code = 1
+
+
+class InputError(CoocError, ValueError):
+    exit_code = 2
+
+
+class UnknownNameError(InputError):
+    """`raise UnknownNameError("recipe", name, RECIPES)` names the nearest spelling and all choices."""
+
+    def __init__(self, kind: str, name: object, choices: Iterable[str]) -> None:
+        known = sorted(choices)
+        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"Unknown {kind} {name!r}.{hint} Choices: {', '.join(known)}.")
+
+
+class ImageError(InputError):
+    pass
+
+
+class BoxError(InputError):
+    pass
+
+
+class WeightsError(CoocError):
+    exit_code = 4
+
+
+class WhiteningError(InputError):
+    pass
+
+
+class StoreError(CoocError):
+    exit_code = 5
+
+
+class StoreMissingError(StoreError):
+    pass
+
+
+class StoreMismatchError(StoreError):
+    pass
+
+
+class StoreLockedError(StoreError):
+    pass
+
+
+class StoreDamagedError(StoreError):
+    pass
+
+
+class DatasetError(CoocError):
+    exit_code = 6
