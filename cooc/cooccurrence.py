@@ -1,0 +1,322 @@
+"""The paper: the co-occurrence tensor of deep convolutional features.
+
+Forcen, Pagola, Barrenechea, Bustince, "Co-occurrence of deep convolutional features for image search".
+
+Two activations a(i,j,k) and a(u,v,w) of different channels co-occur when both exceed a threshold t and lie within r of
+each other in both directions (Eq. 2). The tensor collects, at every activation, what co-occurs with it (Eq. 3):
+
+    C_T(i,j,k) = 1/(C-1) * sum over |u-i| <= r, |v-j| <= r, w != k of rho(i,j,k) * rho(u,v,w) * a(u,v,w)
+
+with rho = A > t and t the mean of A. It is a convolution (Eq. 5, 6, Algorithm 1) with S = 2r+1:
+
+    C_T = rho * conv2d(A * rho, F, padding=r) / (C-1),     F[k,w] = 1 off the diagonal, eps on it
+
+All those ones make the convolution a box sum. With a = A * rho and s = the sum of a over channels,
+
+    C_T[k] = rho[k] * (box(s) - (1 - eps) * box(a[k])) / (C-1)
+
+which costs O(C H W) where the convolution costs O(C^2 S^2 H W). Nobody should run the convolution for the direct form;
+it remains for learned filters (section 5 of the paper), in full or as direct + low rank.
+
+Tensors are (B, C, H, W). The threshold is the mean of *each image*, so a result never depends on the rest of the batch.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from cooc.errors import InputError, UnknownNameError
+
+__all__ = [
+    "FORMS",
+    "Cooccurrence",
+    "cooccurrence",
+    "cooccurrence_factored",
+    "cooccurrence_learned",
+    "cooccurrence_vector",
+    "direct_filter",
+    "shih_cooccurrence",
+]
+
+FORMS = ("direct", "learned", "factored")
+EPS = 1e-10  # the diagonal of F in Algorithm 1
+
+Threshold = str | float | Tensor
+
+
+def cooccurrence(
+    A: Tensor, radius: int = 4, threshold: Threshold = "mean", eps: float = EPS, window_mean: bool = False
+) -> Tensor:
+    """The direct co-occurrence tensor C_T (Eq. 3) of activations A (B, C, H, W), by the closed form. Same shape as A.
+
+    threshold: "mean" of each image, a number, or one number for each image (B,). window_mean=True divides by S^2 as the
+    authors' code does; L2 normalisation removes that factor, a learning rate does not.
+    """
+    rho, a = _threshold(A, threshold)
+    _check_radius(radius)
+    together = box_sum(a.sum(1, keepdim=True), radius) - (1 - eps) * box_sum(a, radius)  # (B, C, H, W)
+    return (rho * together / _normaliser(A, radius, window_mean)).to(A.dtype)
+
+
+def cooccurrence_learned(A: Tensor, filter: Tensor, threshold: Threshold = "mean", window_mean: bool = False) -> Tensor:
+    """C_T with a filter F (C, C, S, S) of its own: rho * conv2d(A * rho, F) / (C-1) (Eq. 6, Algorithm 1)."""
+    radius = _filter_radius(filter, A.shape[1])
+    rho, a = _threshold(A, threshold, accumulate=False)
+    together = F.conv2d(a, filter.to(a.dtype), padding=radius)  # (B, C, H, W)
+    return rho * together / _normaliser(A, radius, window_mean)
+
+
+def cooccurrence_factored(
+    A: Tensor,
+    left: Tensor,
+    right: Tensor,
+    threshold: Threshold = "mean",
+    eps: float = EPS,
+    window_mean: bool = False,
+) -> Tensor:
+    """C_T with F = direct + left @ right: left (C, R), right (R, C, S, S). C/R times cheaper than a full filter."""
+    radius = _filter_radius(right, A.shape[1])
+    direct = cooccurrence(A, radius, threshold, eps, window_mean)
+    rho, a = _threshold(A, threshold, accumulate=False)
+    low = F.conv2d(a, right.to(a.dtype), padding=radius)  # (B, R, H, W)
+    delta = F.conv2d(low, left.to(a.dtype)[:, :, None, None])  # (B, C, H, W)
+    return direct + rho * delta / _normaliser(A, radius, window_mean)
+
+
+def cooccurrence_vector(C_T: Tensor) -> Tensor:
+    """C_V(k): all co-occurrences of a channel (Eq. 4). (B, C, H, W) -> (B, C)"""
+    return C_T.sum((2, 3))
+
+
+def direct_filter(channels: int, radius: int = 4, eps: float = EPS, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The filter F of the direct form (Eq. 5): ones, and eps between a channel and itself. (C, C, S, S)"""
+    side = 2 * radius + 1
+    filter = torch.ones(channels, channels, side, side, dtype=dtype)
+    filter[range(channels), range(channels)] = eps
+    return filter
+
+
+def box_sum(x: Tensor, radius: int) -> Tensor:
+    """Sum over the (2r+1) x (2r+1) window around each position, zeros outside. (B, C, H, W) -> same.
+
+    A box is separable and each direction is a product with a banded 0/1 matrix: two small matrix products that sum
+    non-negative numbers only (no cancellation, as running sums have), faster than pooling or cumsum on CPU and GPU.
+    """
+    H, W = x.shape[-2:]
+    return _band(H, radius, x) @ (x @ _band(W, radius, x))
+
+
+def _band(n: int, radius: int, like: Tensor) -> Tensor:
+    index = torch.arange(n, device=like.device)
+    return ((index[:, None] - index[None, :]).abs() <= radius).to(like.dtype)  # (n, n)
+
+
+def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor") -> Tensor:
+    """Shih et al.'s co-occurrence, the paper's baseline (Eq. 1 and section 6).
+
+    form="vector": c(k,w) = max over offsets o, |o| <= r, of sum over p of a_p^k a_(p+o)^w.  (B, C, C)
+    form="tensor": with o*(k,w) the best offset, C''(p,k) = sum over w of a_p^k a_(p+o*)^w.  (B, C, H, W)
+
+    One C x HW x C product for each offset finds the maxima, one more with the 0/1 matrix [o* = o] adds up the tensor;
+    the D^2 x H x W tensor that ran out of the authors' memory is never made.
+    """
+    _check_maps(A)
+    _check_radius(radius)
+    if form not in ("vector", "tensor"):
+        raise UnknownNameError("form of Shih's co-occurrence", form, ("vector", "tensor"))
+    B, C, H, W = A.shape
+    flat = A.flatten(2)  # (B, C, HW)
+    padded = F.pad(A, (radius,) * 4)
+    side = 2 * radius + 1
+
+    def shifted(offset: int) -> Tensor:
+        dy, dx = divmod(offset, side)
+        return padded[:, :, dy : dy + H, dx : dx + W].flatten(2)  # (B, C, HW): a at p + o
+
+    best = flat @ shifted(0).mT  # (B, C, C)
+    where = torch.zeros(B, C, C, dtype=torch.int16, device=A.device)
+    for offset in range(1, side * side):
+        correlation = flat @ shifted(offset).mT
+        where = torch.where(correlation.detach() > best.detach(), offset, where)
+        best = torch.maximum(best, correlation)
+    if form == "vector":
+        return best
+    partners = torch.zeros_like(flat)
+    for offset in range(side * side):
+        partners = partners + (where == offset).to(A.dtype) @ shifted(offset)  # (B, C, HW)
+    return (flat * partners).reshape(B, C, H, W)
+
+
+class Cooccurrence(nn.Module):
+    """C_T as a layer: `direct` has no parameters, `learned` a full filter, `factored` the direct filter plus low rank.
+
+    Cooccurrence()                                     the direct tensor
+    Cooccurrence("learned", channels=512)              trainable, starts as the direct filter
+    Cooccurrence("factored", channels=512, rank=32)    trainable, starts as the direct filter
+    Cooccurrence.load("filter.safetensors" | "authors.npy")
+    """
+
+    def __init__(
+        self,
+        form: str = "direct",
+        *,
+        channels: int | None = None,
+        radius: int = 4,
+        rank: int = 32,
+        threshold: str | float = "mean",
+        eps: float = EPS,
+        window_mean: bool = False,
+        filter: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        if form not in FORMS:
+            raise UnknownNameError("form of co-occurrence", form, FORMS)
+        _check_radius(radius)
+        if form != "direct" and channels is None and filter is None:
+            raise InputError(f"Cooccurrence({form!r}) needs channels=, the number of channels of the activations.")
+        self.form, self.radius, self.threshold, self.eps, self.window_mean = form, radius, threshold, eps, window_mean
+        if form == "learned":
+            start = direct_filter(channels or 0, radius, eps) if filter is None else filter
+            self.radius = _filter_radius(start, channels or start.shape[0])
+            self.weight = nn.Parameter(start.clone())  # (C, C, S, S)
+        elif form == "factored":
+            delta = None if filter is None else filter - direct_filter(filter.shape[0], _filter_radius(filter), eps)
+            left, right = _low_rank(delta, channels or 0, radius, rank)
+            self.radius = _filter_radius(right)
+            self.left = nn.Parameter(left)  # (C, R)
+            self.right = nn.Parameter(right)  # (R, C, S, S)
+
+    def forward(self, A: Tensor) -> Tensor:
+        if self.form == "learned":
+            return cooccurrence_learned(A, self.weight, self.threshold, self.window_mean)
+        if self.form == "factored":
+            return cooccurrence_factored(A, self.left, self.right, self.threshold, self.eps, self.window_mean)
+        return cooccurrence(A, self.radius, self.threshold, self.eps, self.window_mean)
+
+    def extra_repr(self) -> str:
+        return f"{self.form!r}, radius={self.radius}, threshold={self.threshold!r}"
+
+    def full_filter(self, channels: int | None = None) -> Tensor:
+        """The filter (C, C, S, S) that this layer applies, whatever its form."""
+        if self.form == "learned":
+            return self.weight.detach()
+        if self.form == "factored":
+            delta = torch.einsum("kr,rwyx->kwyx", self.left, self.right).detach()
+            return direct_filter(delta.shape[0], self.radius, self.eps).to(delta) + delta
+        if channels is None:
+            raise InputError(
+                "The direct form has a filter for any number of channels: say which, full_filter(channels)."
+            )
+        return direct_filter(channels, self.radius, self.eps)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the filter: `.npy` in the authors' layout (C, C, S, S), else safetensors with form and options."""
+        path = Path(path)
+        if self.form == "direct":
+            raise InputError(f"{path}: the direct form has nothing to save; it follows from the radius.")
+        handle, name = tempfile.mkstemp(dir=path.parent or ".", prefix=path.name, suffix=".tmp")
+        os.close(handle)
+        try:
+            if path.suffix == ".npy":
+                with Path(name).open("wb") as out:
+                    np.save(out, self.full_filter().float().cpu().numpy())
+            else:
+                meta = {"cooc_form": self.form, "eps": repr(self.eps), "threshold": str(self.threshold)}
+                meta["window_mean"] = str(self.window_mean)
+                save_file({k: v.detach().cpu().contiguous() for k, v in self.named_parameters()}, name, meta)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Cooccurrence:
+        """Read a filter: `.npy` (C, C, S, S) as the authors publish it, or what `save` wrote."""
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"{path}: no such filter file. Train one, or give a .npy or .safetensors filter.")
+        if path.suffix == ".npy":
+            try:
+                array = np.load(path, allow_pickle=False)
+            except (ValueError, OSError, EOFError) as error:
+                raise InputError(f"{path}: not a readable .npy array ({error}). Export the filter again.") from error
+            return cls("learned", filter=torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)))
+        try:
+            with safe_open(path, "pt") as file:
+                meta, tensors = file.metadata() or {}, {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+            form = meta["cooc_form"]
+            threshold = meta["threshold"] if meta["threshold"] == "mean" else float(meta["threshold"])
+            options = {"threshold": threshold, "eps": float(meta["eps"]), "window_mean": meta["window_mean"] == "True"}
+            first = tensors["weight" if form == "learned" else "right"]
+            layer = cls(form, channels=first.shape[1], radius=_filter_radius(first), rank=first.shape[0], **options)
+            layer.load_state_dict(tensors)
+        except (SafetensorError, KeyError, RuntimeError, ValueError) as error:
+            raise InputError(f"{path}: not a filter that cooc wrote ({error}). Save or export it again.") from error
+        return layer
+
+
+def _low_rank(delta: Tensor | None, channels: int, radius: int, rank: int) -> tuple[Tensor, Tensor]:
+    """left (C, R), right (R, C, S, S) with left @ right nearest to delta; without delta, a start whose product is 0."""
+    if delta is None:
+        side = 2 * radius + 1
+        right = torch.randn(rank, channels, side, side) / (channels * side * side) ** 0.5
+        return torch.zeros(channels, rank), right
+    C, side = delta.shape[0], delta.shape[-1]
+    if rank > C:
+        raise InputError(f"rank {rank} is more than the filter's {C} channels; give at most {C}.")
+    rows = delta.flatten(1).double()  # (C, C*S*S)
+    _, vectors = torch.linalg.eigh(rows @ rows.T)  # left singular vectors of the rows, at the price of C x C
+    left = vectors[:, -rank:].flip(1)  # (C, R), strongest first
+    right = left.T @ rows
+    return left.to(delta.dtype), right.reshape(rank, C, side, side).to(delta.dtype)
+
+
+def _threshold(A: Tensor, threshold: Threshold, accumulate: bool = True) -> tuple[Tensor, Tensor]:
+    """rho (bool) and a = A * rho; half precision is summed in float32 where `accumulate` says that sums follow."""
+    _check_maps(A)
+    wide = A.float() if A.dtype in (torch.float16, torch.bfloat16) else A
+    if isinstance(threshold, Tensor):
+        t = threshold.reshape(-1, 1, 1, 1)
+    elif threshold == "mean":
+        t = wide.mean((1, 2, 3), keepdim=True)
+    elif isinstance(threshold, str):
+        raise UnknownNameError("threshold", threshold, ("mean", "a number", "a tensor (B,)"))
+    else:
+        t = torch.full((1, 1, 1, 1), float(threshold), device=A.device, dtype=wide.dtype)
+    # The mean is finite only if every activation is. Reading it would stall a GPU: there Descriptor checks its vectors.
+    if A.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(t.isfinite().all()):
+        raise InputError("Activations or threshold hold NaN or infinity; check the image and the network's weights.")
+    rho = wide > t
+    return rho, (wide if accumulate else A) * rho
+
+
+def _normaliser(A: Tensor, radius: int, window_mean: bool) -> float:
+    """C-1 other channels (Eq. 3); a lone channel has none, and its tensor is 0 whatever it is divided by."""
+    return max(A.shape[1] - 1, 1) * ((2 * radius + 1) ** 2 if window_mean else 1)
+
+
+def _check_maps(A: Tensor) -> None:
+    if A.dim() != 4 or not A.is_floating_point() or 0 in A.shape[1:]:
+        raise InputError(f"Activations must be a floating-point (B, C, H, W) tensor; got {tuple(A.shape)}, {A.dtype}.")
+
+
+def _check_radius(radius: int) -> None:
+    if isinstance(radius, bool) or not isinstance(radius, int) or radius < 0:
+        raise InputError(f"radius must be a whole number of at least 0; got {radius!r}.")
+
+
+def _filter_radius(filter: Tensor, channels: int | None = None) -> int:
+    if filter.dim() != 4 or filter.shape[2] != filter.shape[3] or filter.shape[2] % 2 == 0:
+        raise InputError(f"A filter is (C, C, S, S) with S odd; got {tuple(filter.shape)}.")
+    if channels is not None and filter.shape[1] != channels:
+        raise InputError(f"This filter is for {filter.shape[1]} channels, the activations have {channels}.")
+    return int(filter.shape[2] // 2)
