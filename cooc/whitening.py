@@ -1,0 +1,389 @@
+"""Whitening: vectors of D numbers -> L2 -> (x - mean) @ projection.T -> L2 -> vectors of d numbers (SPEC 6).
+
+Channels that fire together count twice in an inner product. Whitening, fitted once on other pictures, undoes that:
+
+    PCA      projection = diag(eigenvalue^-exponent) V^T     eigenvectors V of the covariance, decreasing order
+    learned  projection = V^T P1                             P1 undoes the covariance of matching-pair differences,
+                                                             V rotates what is left to its principal axes
+
+Exponent 0.5 makes the covariance of the training vectors the identity, smaller ones are softer, 0 only rotates. Rows of
+the projection are ordered, so the first d of them are the whitening to d (`Whitening.truncate`). Fits run in float64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from cooc.errors import UnknownNameError, WhiteningError
+
+__all__ = ["STORAGE", "PCAFitter", "Whitening", "fit_learned", "fit_pca", "fit_pca_streaming", "load", "save", "whiten"]
+
+Vectors = Tensor | NDArray[Any]
+Indices = Tensor | NDArray[Any] | Sequence[int]
+Storage = Literal["float32", "float16", "int8"]
+
+STORAGE: dict[
+    str, tuple[torch.dtype, float]
+] = {  # name -> type on disk, value that a row's largest component gets there
+    "float32": (torch.float32, 0.0),  # as it is
+    "float16": (torch.float16, 1.0),
+    "int8": (torch.int8, 127.0),
+}
+FORMAT, VERSION = "cooc-whitening", "1"
+CHUNK = 4096  # rows taken to float64 at once
+
+logger = logging.getLogger("cooc")
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """A fitted whitening: float32 tensors, and where they come from."""
+
+    mean: Tensor  # (D,)
+    projection: Tensor  # (d, D), most important row first
+    meta: dict[str, str] = field(default_factory=dict)  # kind, samples, exponent, and what the caller adds
+    eigenvalues: Tensor | None = None  # (d,), decreasing, before the exponent
+
+    def __post_init__(self) -> None:
+        shapes = tuple(self.mean.shape), tuple(self.projection.shape)
+        if self.mean.ndim != 1 or self.projection.ndim != 2 or self.projection.shape[1] != len(self.mean):
+            raise WhiteningError(f"A whitening needs mean (D,) and projection (d, D), not {shapes[0]} and {shapes[1]}.")
+        if self.eigenvalues is not None and self.eigenvalues.shape != (self.dim,):
+            raise WhiteningError(f"A whitening to {self.dim} needs as many eigenvalues, not {len(self.eigenvalues)}.")
+
+    @property
+    def dim(self) -> int:
+        return self.projection.shape[0]
+
+    @property
+    def input_dim(self) -> int:
+        return self.projection.shape[1]
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        return whiten(vectors, self)
+
+    def to(self, device: torch.device | str) -> Whitening:
+        values = None if self.eigenvalues is None else self.eigenvalues.to(device)
+        return Whitening(self.mean.to(device), self.projection.to(device), self.meta, values)
+
+    def truncate(self, dim: int) -> Whitening:
+        """The whitening to fewer dimensions, equal to a fit at that size."""
+        if not 1 <= dim <= self.dim:
+            raise WhiteningError(f"This whitening gives 1 to {self.dim} dimensions, not {dim}; fit one with more.")
+        values = None if self.eigenvalues is None else self.eigenvalues[:dim]
+        return Whitening(self.mean, self.projection[:dim], self.meta, values)
+
+
+def whiten(vectors: Tensor, whitening: Whitening) -> Tensor:
+    """(..., D) -> (..., d), unit length. A zero vector has no direction and stays zero. Autograd works."""
+    if vectors.shape[-1] != whitening.input_dim:
+        raise WhiteningError(
+            f"Vectors of {vectors.shape[-1]} dimensions, but this whitening takes {whitening.input_dim}: "
+            "it belongs to another recipe; use that recipe, or fit a whitening for this one."
+        )
+    dtype = torch.promote_types(vectors.dtype, torch.float32)
+    mean, projection = (t.to(vectors.device, dtype) for t in (whitening.mean, whitening.projection))
+    x = _unit(vectors.to(dtype))  # (..., D)
+    empty = (x == 0).all(dim=-1, keepdim=True)
+    return _unit((x - mean) @ projection.T).masked_fill(empty, 0)  # (..., d)
+
+
+# --- fitting ---------------------------------------------------------------------------------------------------------
+
+
+def fit_pca(vectors: Vectors, dim: int, *, exponent: float = 0.5, meta: Mapping[str, str] | None = None) -> Whitening:
+    """PCA whitening from (N, D) vectors, through the N x N or the D x D matrix, whichever is smaller."""
+    count, columns = _shape(vectors)
+    if count >= columns:
+        return fit_pca_streaming(_chunks(vectors), dim, exponent=exponent, meta=meta)
+    _refuse_nonfinite(vectors)
+    x = _drop_zeros(_unit_rows(vectors))  # (N, D)
+    _check_dim(dim, len(x), columns, exponent)
+    mean = x.mean(dim=0)
+    x = x - mean
+    values, sides = _largest(x @ x.T / (len(x) - 1), dim, len(x))
+    return _assemble("pca", mean, F.normalize(sides @ x, dim=1), values, exponent, len(x), meta)
+
+
+def fit_pca_streaming(
+    batches: Iterable[Vectors], dim: int, *, exponent: float = 0.5, meta: Mapping[str, str] | None = None
+) -> Whitening:
+    """PCA whitening from batches (n, D), in D x D memory however many there are."""
+    fitter = PCAFitter()
+    for batch in batches:
+        fitter.update(batch)
+    return fitter.fit(dim, exponent=exponent, meta=meta)
+
+
+class PCAFitter:
+    """Mean and scatter matrix of vectors that come in batches.
+
+    Each chunk is centred on its own mean and then merged (Chan, Golub and LeVeque 1979), so that no large sums are
+    subtracted from one another. A batch that is refused leaves the fitter as it was.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0  # vectors used
+        self._seen = 0  # vectors given, for messages
+        self._mean: Tensor | None = None  # (D,)
+        self._scatter: Tensor | None = None  # (D, D)
+
+    def update(self, vectors: Vectors) -> None:
+        columns = _shape(vectors)[1]
+        if self._mean is not None and columns != len(self._mean):
+            raise WhiteningError(
+                f"A batch of {columns}-d vectors after {len(self._mean)}-d ones: fit one recipe at a time."
+            )
+        _refuse_nonfinite(vectors, self._seen)
+        for chunk in _chunks(vectors):
+            self._merge(_drop_zeros(_unit_rows(chunk)))
+            self._seen += len(chunk)
+
+    def _merge(self, x: Tensor) -> None:
+        if self._mean is None or self._scatter is None:
+            self._mean, self._scatter = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1], x.shape[1])
+        if not len(x):
+            return
+        x = x.to(self._mean.device)
+        mean = x.mean(dim=0)
+        shift, total = mean - self._mean, self.count + len(x)
+        x = x - mean
+        self._scatter.addmm_(x.T, x).addr_(shift, shift, alpha=self.count * len(x) / total)
+        self._mean = self._mean + shift * (len(x) / total)
+        self.count = total
+
+    def fit(self, dim: int, *, exponent: float = 0.5, meta: Mapping[str, str] | None = None) -> Whitening:
+        """May be called at any time, and again after more batches."""
+        if self._mean is None or self._scatter is None:
+            raise WhiteningError(f"Whitening to {dim} dimensions needs at least {dim + 1} vectors, and there are none.")
+        _check_dim(dim, self.count, len(self._mean), exponent)
+        values, axes = _largest(self._scatter / (self.count - 1), dim, self.count)
+        return _assemble("pca", self._mean, axes, values, exponent, self.count, meta)
+
+
+def fit_learned(
+    vectors: Vectors,
+    query_idx: Indices,
+    positive_idx: Indices,
+    dim: int,
+    *,
+    exponent: float = 0.0,
+    meta: Mapping[str, str] | None = None,
+) -> Whitening:
+    """Learned whitening Lw (Radenovic et al. 2016) from (N, D) vectors and matching pairs of rows.
+
+    Pair i is (query_idx[i], positive_idx[i]). Directions in which matching pictures differ are shrunk. Classic Lw
+    leaves the eigenvalues of the projected vectors alone (exponent 0); a soft exponent evens them out too.
+    """
+    _refuse_nonfinite(vectors)
+    x = _unit_rows(vectors)  # (N, D)
+    queries, positives = _pairs(query_idx, positive_idx, x)
+    used = x[(x != 0).any(dim=1)]
+    _check_dim(dim, len(used), x.shape[1], exponent)
+    mean = queries.mean(dim=0)
+    difference = queries - positives
+    factor = _cholesky(difference.T @ difference / len(difference))
+    centred = torch.linalg.solve_triangular(factor, (used - mean).T, upper=False)  # P1 (x - m): (D, N)
+    values, axes = _largest(centred @ centred.T / len(used), dim, len(used))
+    projection = torch.linalg.solve_triangular(factor, axes, upper=False, left=False)  # V^T P1: (d, D)
+    extra = {"pairs": str(len(queries))} | dict(meta or {})
+    return _assemble("learned", mean, projection, values, exponent, len(used), extra)
+
+
+def _pairs(query_idx: Indices, positive_idx: Indices, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The vectors of both sides; pairs with a zero vector are left out."""
+    sides = [i if isinstance(i, Tensor) else torch.from_numpy(np.array(i)) for i in (query_idx, positive_idx)]
+    if any(side.ndim != 1 or side.is_floating_point() for side in sides) or len(sides[0]) != len(sides[1]):
+        raise WhiteningError("Pairs are two lists of row numbers of the same length: query_idx and positive_idx.")
+    both = torch.stack(sides).to(x.device, torch.int64)  # (2, pairs)
+    if both.numel() and (int(both.min()) < 0 or int(both.max()) >= len(x)):
+        raise WhiteningError(f"Pairs name rows {int(both.min())} to {int(both.max())}, but there are {len(x)} vectors.")
+    queries, positives = x[both[0]], x[both[1]]
+    real = (queries != 0).any(dim=1) & (positives != 0).any(dim=1)
+    queries, positives = queries[real], positives[real]
+    if bool((queries == positives).all()):  # true without pairs as well
+        raise WhiteningError("Learned whitening needs matching pairs of different pictures, and none were given.")
+    return queries, positives
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    """Lower factor, with the least of 0, 1e-10, 1e-9, ... on the diagonal that makes the matrix positive definite.
+
+    Fewer pairs than dimensions leave it singular; a pivot that is only rounding noise counts as zero.
+    """
+    floor = len(matrix) * torch.finfo(matrix.dtype).eps * float(matrix.diagonal().max())
+    jitter = 0.0
+    while True:
+        factor: Tensor
+        factor, failed = torch.linalg.cholesky_ex(matrix + jitter * torch.eye(len(matrix)).to(matrix))
+        if not int(failed) and float(factor.diagonal().min()) ** 2 > floor:
+            return factor
+        jitter = max(1e-10, jitter * 10)
+
+
+def _largest(matrix: Tensor, dim: int, samples: int) -> tuple[Tensor, Tensor]:
+    """Largest eigenvalues (dim,) in decreasing order, and their eigenvectors as rows.
+
+    Directions in which the vectors do not vary would be rounding noise blown up: they are refused, not floored.
+    """
+    values, axes = torch.linalg.eigh(matrix)  # increasing
+    values, axes = values.flip(0)[:dim], axes.T.flip(0)[:dim]
+    noise = (1 + values[0] * max(samples, len(matrix))) * torch.finfo(values.dtype).eps  # of unit rows
+    if (rank := int((values > noise).sum())) < dim:
+        raise WhiteningError(
+            f"These vectors vary in only {rank} directions, too few to whiten to {dim}: "
+            f"add pictures that differ, or whiten to at most {rank}."
+        )
+    return values, axes
+
+
+def _assemble(
+    kind: str, mean: Tensor, axes: Tensor, values: Tensor, exponent: float, samples: int, meta: Mapping[str, str] | None
+) -> Whitening:
+    """Scales the axes, and turns each so that its largest component is positive: equal fits give equal signs."""
+    projection = axes * values.pow(-exponent)[:, None]
+    largest = projection.gather(1, projection.abs().argmax(dim=1, keepdim=True))
+    projection = projection * largest.sign()
+    own = {"kind": kind, "samples": str(samples), "exponent": repr(float(exponent))}
+    return Whitening(mean.float(), projection.float().contiguous(), own | dict(meta or {}), values.float())
+
+
+# --- what goes in ----------------------------------------------------------------------------------------------------
+
+
+def _shape(vectors: Vectors) -> tuple[int, int]:
+    if vectors.ndim != 2:
+        raise WhiteningError(f"Whitening is fitted on an array (N, D), not on one of shape {tuple(vectors.shape)}.")
+    return vectors.shape[0], vectors.shape[1]
+
+
+def _chunks(vectors: Vectors) -> Iterator[Vectors]:
+    _shape(vectors)
+    return (vectors[start : start + CHUNK] for start in range(0, max(len(vectors), 1), CHUNK))
+
+
+def _unit_rows(vectors: Vectors) -> Tensor:
+    """Unit rows in float64; an array may be read-only, or lie on disk."""
+    if isinstance(vectors, Tensor):
+        return _unit(vectors.detach().double())
+    return _unit(torch.from_numpy(np.array(vectors, dtype=np.float64)))
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Divides by the largest component first, so that squares neither overflow nor vanish; length is scale-free."""
+    largest = x.detach().abs().amax(dim=-1, keepdim=True)
+    return F.normalize(x / torch.where(largest > 0, largest, 1), dim=-1)
+
+
+def _drop_zeros(x: Tensor) -> Tensor:
+    real = (x != 0).any(dim=1)
+    if missing := int((~real).sum()):
+        logger.warning("Whitening: %d of %d vectors are zero and were left out of the fit.", missing, len(x))
+        return x[real]
+    return x
+
+
+def _refuse_nonfinite(vectors: Vectors, first: int = 0) -> None:
+    for number, chunk in enumerate(_chunks(vectors)):
+        finite = chunk.isfinite() if isinstance(chunk, Tensor) else torch.from_numpy(np.isfinite(chunk))
+        if not bool(finite.all()):
+            row = first + number * CHUNK + int(finite.all(dim=1).logical_not().nonzero()[0])
+            raise WhiteningError(
+                f"NaN or infinity in row {row}: describe that picture again, or leave it out of the fit."
+            )
+
+
+def _check_dim(dim: int, samples: int, columns: int, exponent: float) -> None:
+    if not (math.isfinite(exponent) and exponent >= 0):
+        raise WhiteningError(f"The whitening exponent is 0 (PCA only) to 0.5 (full), not {exponent}.")
+    if not 1 <= dim <= columns:
+        raise WhiteningError(f"Vectors of {columns} dimensions can be whitened to 1 to {columns}, not to {dim}.")
+    if dim > samples - 1:
+        raise WhiteningError(
+            f"Whitening to {dim} dimensions needs at least {dim + 1} vectors (better several times as many), "
+            f"and there are {samples}: add pictures, or whiten to at most {max(samples - 1, 0)}."
+        )
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def save(whitening: Whitening, path: str | Path, storage: Storage = "float32") -> None:
+    """Writes safetensors, atomically. float16 and int8 make the projection small; each row keeps a float32 scale."""
+    if storage not in STORAGE:
+        raise UnknownNameError("whitening storage", storage, STORAGE)
+    path = Path(path)
+    dtype, top = STORAGE[storage]
+    tensors = {"mean": whitening.mean, "projection": whitening.projection}
+    if whitening.eigenvalues is not None:
+        tensors["eigenvalues"] = whitening.eigenvalues
+    if top:
+        scale = whitening.projection.abs().amax(dim=1) / top
+        rows = whitening.projection / torch.where(scale > 0, scale, 1)[:, None]
+        tensors |= {"projection": (rows if dtype.is_floating_point else rows.round()).to(dtype), "scale": scale}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    own = {"format": FORMAT, "version": VERSION, "storage": storage, "sha256": _digest(tensors)}
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(to_bytes(tensors, metadata=whitening.meta | own))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise WhiteningError(
+            f"Whitening cannot be written to {path} ({error}): check the folder and its space."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(path: str | Path) -> Whitening:
+    """Reads what `save` wrote, as float32 on the CPU. `meta["storage"]` says how exact the file was."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta: dict[str, str] = dict(file.metadata() or {})
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise WhiteningError(f"There is no whitening file {path}: fit one and save it there.") from error
+    except (OSError, SafetensorError) as error:
+        raise WhiteningError(f"{path} is not a readable whitening file ({error}): fetch or fit it again.") from error
+    kind, version, digest = meta.pop("format", None), meta.pop("version", None), meta.pop("sha256", None)
+    if kind != FORMAT or not {"mean", "projection"} <= tensors.keys():
+        raise WhiteningError(
+            f"{path} holds other tensors, not a whitening: give the file that a whitening was saved to."
+        )
+    if version != VERSION:
+        raise WhiteningError(
+            f"{path} has whitening format {version}, this cooc reads {VERSION}: update cooc, or fit again."
+        )
+    if digest != _digest(tensors):
+        raise WhiteningError(f"{path} is damaged (its checksum does not match): fetch or fit it again.")
+    projection = tensors["projection"].float()
+    if "scale" in tensors:
+        projection = projection * tensors["scale"][:, None]
+    return Whitening(tensors["mean"], projection, meta, tensors.get("eigenvalues"))
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
+        digest.update(tensors[name].numpy().tobytes())
+    return digest.hexdigest()
