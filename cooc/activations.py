@@ -1,0 +1,299 @@
+"""Images -> activations A (B, C, H, W) of a frozen convolutional network.
+
+`BACKBONES` says for every network how it is built, which weight set it takes, how its input is normalised and which
+layers can be asked for. Networks keep torchvision's own state-dict names, so that its files load, without torchvision.
+Images go in as uint8 RGB (or floats in 0..1); normalisation happens here, on the device, so that a quarter of the bytes
+travels there.
+
+The Oxford/Caffe VGG16 was trained on BGR 0..255 minus (103.939, 116.779, 123.68). Its first kernels are kept flipped to
+RGB (weights.py), and 0..255 minus a mean is (x - mean/255) / (1/255): the same code serves both weight sets, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cooc.errors import InputError, UnknownNameError, WeightsError
+
+__all__ = ["BACKBONES", "Activations", "Backbone", "build_backbone", "resolve_device", "resolve_dtype"]
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CAFFE_MEAN, CAFFE_STD = (123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255,) * 3
+LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """One row of BACKBONES. `layers` maps a layer's name to (channels, stride); the first one is the default."""
+
+    build: Callable[[str], nn.Module]
+    weights: str  # the name in weights.WEIGHTS
+    layers: Mapping[str, tuple[int, int]]
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+
+class Activations(nn.Module):
+    """A frozen network up to one layer: uint8 RGB, or floats in 0..1, (B, 3, H, W) -> A (B, C, H', W')."""
+
+    def __init__(self, network: nn.Module, backbone: Backbone, layer: str) -> None:
+        super().__init__()
+        self.network = network.eval().requires_grad_(False)
+        for parameter in self.network.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        self.layer = layer
+        self.channels, self.stride = backbone.layers[layer]
+        self.register_buffer("mean", torch.tensor(backbone.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(backbone.std).view(1, 3, 1, 1), persistent=False)
+
+    mean: Tensor
+    std: Tensor
+
+    def train(self, mode: bool = True) -> Activations:
+        return self  # frozen: batch norm must never see "training"
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.dim() != 4 or images.shape[1] != 3 or min(images.shape[2:]) < 1:
+            raise InputError(f"Images must be (B, 3, H, W); got {tuple(images.shape)}.")
+        x = images.to(self.mean.device)
+        x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        x = ((x - self.mean) / self.std).to(next(self.network.parameters()).dtype)
+        out: Tensor = self.network(x.contiguous(memory_format=torch.channels_last))
+        return out.contiguous()  # (B, C, H', W')
+
+
+def resolve_device(device: str = "auto") -> torch.device:
+    """ "auto" is the GPU where there is one; "cpu", "cuda" or "cuda:1" are taken at their word."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"Unknown device {device!r}; choose auto, cpu or cuda.") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("There is no usable CUDA device here; use --device cpu, or install a CUDA build of torch.")
+    return chosen
+
+
+def resolve_dtype(dtype: str = "auto", device: torch.device | None = None) -> torch.dtype:
+    """ "auto" is bfloat16 where the machine multiplies it natively (recent GPUs, CPUs with AMX or AVX512-BF16)."""
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+    if dtype == "auto":
+        if device is not None and device.type == "cuda":
+            native = torch.cuda.get_device_capability(device) >= (8, 0)
+        else:
+            checks = (getattr(torch.cpu, n, None) for n in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
+            native = any(check() for check in checks if check is not None)
+        return torch.bfloat16 if native else torch.float32
+    if dtype not in names:
+        raise UnknownNameError("dtype", dtype, ["auto", *names])
+    return names[dtype]
+
+
+def build_backbone(
+    name: str,
+    layer: str | None = None,
+    *,
+    weights: Mapping[str, Tensor] | None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Activations:
+    """The named network with the given state dict (`timm:NAME` may take None: timm then brings its own)."""
+    if name.startswith("timm:"):
+        network, backbone = _timm(name.removeprefix("timm:"), pretrained=weights is None)
+    elif name in BACKBONES:
+        backbone = BACKBONES[name]
+        if layer is not None and layer not in backbone.layers:
+            raise UnknownNameError(f"layer of {name}", layer, backbone.layers)
+        network = backbone.build(layer or next(iter(backbone.layers)))
+    else:
+        raise UnknownNameError("backbone", name, [*BACKBONES, "timm:NAME"])
+    if weights is not None:
+        wanted = set(network.state_dict())
+        missing = {key for key in wanted - set(weights) if not key.endswith("num_batches_tracked")}
+        if missing:
+            raise WeightsError(
+                f"These weights are not for {name}: {len(missing)} tensors are missing, first {min(missing)!r}. "
+                f"Fetch the right ones with `cooc weights fetch`."
+            )
+        try:
+            network.load_state_dict({key: weights[key] for key in wanted if key in weights}, strict=False)
+        except RuntimeError as error:
+            raise WeightsError(f"These weights are not for {name}: {error}") from error
+    return Activations(network.to(dtype), backbone, layer or next(iter(backbone.layers))).to(device)
+
+
+# The networks
+
+
+class VGG16(nn.Module):
+    """VGG16's features (Simonyan and Zisserman 2015) in torchvision's layout, to conv5_3 (after ReLU) or pool5."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__()
+        modules: list[nn.Module] = []
+        inputs = 3
+        for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+            for _ in range(depth):
+                modules += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
+                inputs = width
+            modules.append(nn.MaxPool2d(2, 2))
+        self.features = nn.Sequential(*(modules if layer == "pool5" else modules[:-1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.features(x)
+        return out
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.downsample = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip: Tensor = x if self.downsample is None else self.downsample(x)
+        x = self.bn1(self.conv1(x)).relu()
+        x = self.bn2(self.conv2(x)).relu()
+        x = self.bn3(self.conv3(x))
+        return (x + skip).relu()
+
+
+class ResNet(nn.Module):
+    """ResNet-50 and -101 (He et al. 2016) in torchvision's layout, to the end of layer4 or layer3."""
+
+    def __init__(self, depths: tuple[int, ...], layer: str) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.stages = [f"layer{i + 1}" for i in range(int(layer[-1]))]
+        inputs = 64
+        for i, name in enumerate(self.stages):
+            width = 64 * 2**i
+            blocks = [Bottleneck(inputs if j == 0 else 4 * width, width, 1 + (j == 0 < i)) for j in range(depths[i])]
+            self.add_module(name, nn.Sequential(*blocks))
+            inputs = 4 * width
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.bn1(self.conv1(x)).relu())
+        for name in self.stages:
+            x = self.get_submodule(name)(x)
+        return x
+
+
+class SameConv2d(nn.Conv2d):
+    """TensorFlow's SAME padding, which EfficientNet-Lite was trained with: an odd pixel goes right and below."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        padding: list[int] = []
+        for n in (x.shape[-1], x.shape[-2]):
+            total = max((-(-n // stride) - 1) * stride + kernel - n, 0)
+            padding += [total // 2, total - total // 2]
+        return super().forward(nn.functional.pad(x, padding))
+
+
+class LiteBlock(nn.Module):
+    """Mobile inverted bottleneck without squeeze-and-excitation, ReLU6."""
+
+    def __init__(self, inputs: int, outputs: int, expand: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        width = inputs * expand
+        self.skip = stride == 1 and inputs == outputs
+        self.expands = expand != 1
+        if self.expands:
+            self._expand_conv, self._bn0 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width, eps=1e-3)
+        self._depthwise_conv = SameConv2d(width, width, kernel, stride, groups=width, bias=False)
+        self._bn1 = nn.BatchNorm2d(width, eps=1e-3)
+        self._project_conv, self._bn2 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs, eps=1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
+        y = nn.functional.relu6(self._bn1(self._depthwise_conv(y)))
+        y = self._bn2(self._project_conv(y))
+        return x + y if self.skip else y
+
+
+class EfficientNetLite(nn.Module):
+    """EfficientNet-Lite (Liu, Tan 2020), names as in the published PyTorch files, to the last convolutional map."""
+
+    def __init__(self, widths: tuple[int, ...], depths: tuple[int, ...]) -> None:
+        super().__init__()
+        self._conv_stem, self._bn0 = SameConv2d(3, 32, 3, 2, bias=False), nn.BatchNorm2d(32, eps=1e-3)
+        blocks: list[nn.Module] = []
+        inputs = 32
+        shapes = zip((1, 6, 6, 6, 6, 6, 6), (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), widths, depths, strict=True)
+        for expand, kernel, stride, width, depth in shapes:
+            for i in range(depth):
+                blocks.append(LiteBlock(inputs, width, expand, kernel, stride if i == 0 else 1))
+                inputs = width
+        self._blocks = nn.ModuleList(blocks)
+        self._conv_head, self._bn1 = nn.Conv2d(inputs, 1280, 1, bias=False), nn.BatchNorm2d(1280, eps=1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.relu6(self._bn0(self._conv_stem(x)))
+        for block in self._blocks:
+            x = block(x)
+        return nn.functional.relu6(self._bn1(self._conv_head(x)))
+
+
+def _timm(name: str, pretrained: bool) -> tuple[nn.Module, Backbone]:
+    """Any timm model's last feature map, after ReLU: co-occurrences are counts of what is there."""
+    try:
+        import timm
+    except ImportError as error:
+        raise InputError("timm backbones need timm: pip install 'cooc[timm]'.") from error
+    try:
+        model = timm.create_model(name, pretrained=pretrained, features_only=True, out_indices=(-1,))
+    except RuntimeError as error:
+        raise InputError(f"timm has no feature maps for {name!r}: {error}") from error
+    shape = (model.feature_info.channels()[-1], model.feature_info.reduction()[-1])
+    config = model.pretrained_cfg or {}
+    mean, std = config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD)
+    return _LastMap(model), Backbone(lambda layer: model, "", {"last": shape}, tuple(mean), tuple(std))
+
+
+class _LastMap(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.model(x)[-1]
+        return out.relu()
+
+
+VGG_LAYERS = {"pool5": (512, 32), "conv5_3": (512, 16)}
+RESNET_LAYERS = {"layer4": (2048, 32), "layer3": (1024, 16)}
+LITE_LAYERS = {"head": (1280, 32)}
+
+BACKBONES: dict[str, Backbone] = {
+    "vgg16-caffe": Backbone(VGG16, "vgg16-caffe", VGG_LAYERS, CAFFE_MEAN, CAFFE_STD),
+    "vgg16": Backbone(VGG16, "vgg16", VGG_LAYERS),
+    "resnet50": Backbone(lambda layer: ResNet((3, 4, 6, 3), layer), "resnet50", RESNET_LAYERS),
+    "resnet101": Backbone(lambda layer: ResNet((3, 4, 23, 3), layer), "resnet101", RESNET_LAYERS),
+    "efficientnet-lite0": Backbone(
+        lambda layer: EfficientNetLite((16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1)),
+        "efficientnet-lite0",
+        LITE_LAYERS,
+        LITE_MEAN,
+        LITE_STD,
+    ),
+    "efficientnet-lite2": Backbone(
+        lambda layer: EfficientNetLite((16, 24, 48, 88, 120, 208, 352), (1, 3, 3, 4, 4, 5, 1)),
+        "efficientnet-lite2",
+        LITE_LAYERS,
+        LITE_MEAN,
+        LITE_STD,
+    ),
+}
