@@ -88,9 +88,11 @@ def _largest(scores: Scores, k: int) -> Indices:
     if k >= columns:
         return np.broadcast_to(np.arange(columns), scores.shape)
     smallest = np.partition(scores, columns - k, axis=1)[:, columns - k, None]
-    above, equal = scores > smallest, scores == smallest
-    missing = k - above.sum(axis=1, keepdims=True)
-    return np.nonzero(above | (equal & (equal.cumsum(axis=1) <= missing)))[1].reshape(rows, k)
+    taken = scores >= smallest
+    if np.count_nonzero(taken) > rows * k:  # rare: more than k because of ties
+        above, equal = scores > smallest, scores == smallest
+        taken = above | (equal & (equal.cumsum(axis=1) <= k - above.sum(axis=1, keepdims=True)))
+    return (np.flatnonzero(taken) % columns).reshape(rows, k)
 
 
 def _merge(kept: list[tuple[Indices, Scores]], k: int) -> tuple[Indices, Scores]:
