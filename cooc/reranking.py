@@ -92,7 +92,8 @@ def _largest(scores: Scores, k: int) -> Indices:
     if np.count_nonzero(taken) > rows * k:  # rare: more than k because of ties
         above, equal = scores > smallest, scores == smallest
         taken = above | (equal & (equal.cumsum(axis=1) <= k - above.sum(axis=1, keepdims=True)))
-    return (np.flatnonzero(taken) % columns).reshape(rows, k)
+    chosen: Indices = np.flatnonzero(taken) % columns
+    return chosen.reshape(rows, k)
 
 
 def _merge(kept: list[tuple[Indices, Scores]], k: int) -> tuple[Indices, Scores]:
