@@ -246,7 +246,7 @@ def test_a_host_that_never_answers_is_given_up(toy: Callable[..., WeightSet], mo
     monkeypatch.setattr(weights, "CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         toy(OfficialFile(f"http://127.0.0.1:{silent.getsockname()[1]}/toy-00000000.pth"))
-        with pytest.raises(WeightsError, match="no answer within 0.2 s"):
+        with pytest.raises(WeightsError, match=r"no answer within 0\.2 s"):
             weights.fetch_weights("toy")
 
 
