@@ -221,7 +221,7 @@ class LiteBlock(nn.Module):
         y = nn.functional.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
         y = nn.functional.relu6(self._bn1(self._depthwise_conv(y)))
         y = self._bn2(self._project_conv(y))
-        return x + y if self.skip else y
+        return torch.add(x, y) if self.skip else y
 
 
 class EfficientNetLite(nn.Module):

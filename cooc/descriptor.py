@@ -1,0 +1,328 @@
+"""image -> activations -> co-occurrences -> pooled vector -> whitening: the stages of the paper, joined.
+
+`DescriptorConfig` says which of each, frozen and hashable, as an index stores it. `Descriptor` does it:
+
+    describe = Descriptor.from_recipe("paper-linear-topdown")
+    vectors = describe(["a.jpg", "b.jpg"])      # (2, 512) float32, unit length
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cooc.activations import BACKBONES, Activations, build_backbone, resolve_device, resolve_dtype
+from cooc.cooccurrence import Cooccurrence, shih_cooccurrence
+from cooc.errors import InputError, UnknownNameError, WhiteningError
+from cooc.images import Box, Source, load_image
+from cooc.pooling import MASKS, POOLINGS, l2_normalise, mask
+from cooc.weights import content_hash, load_weights
+from cooc.whitening import Whitening, whiten
+from cooc.whitening import load as load_whitening
+
+__all__ = ["MULTI_SCALE", "Descriptor", "DescriptorConfig", "Pooler", "load_backbone"]
+
+MULTI_SCALE = (1.0, math.sqrt(0.5), 0.5)
+COOCCURRENCES = ("direct", "learned", "shih", "none")
+BATCH_PIXELS = {"cpu": 1 << 20, "cuda": 24 << 20}  # images of one shape that go through the network together
+
+if TYPE_CHECKING:
+    Image = Source | Tensor
+
+
+@dataclass(frozen=True)
+class DescriptorConfig:
+    """Everything that a vector depends on. `options` are the pooling's own, as sorted pairs; a dict is taken too."""
+
+    backbone: str = "vgg16-caffe"
+    layer: str = ""  # "" is the backbone's default
+    size: int = 1024  # longest side in pixels; smaller pictures keep their size
+    scales: tuple[float, ...] = (1.0,)
+    mask: str = "none"
+    sigma: float = 0.5  # of the centre mask, in units of the shorter side
+    cooccurrence: str = "direct"
+    radius: int = 4
+    filter: str = ""  # of "learned": a file, or the name of one that ships with cooc
+    pooling: str = "chco-sct"
+    options: tuple[tuple[str, float], ...] = ()
+    whitening: str = ""  # a file, or the set that one which ships with cooc was fitted on; "" is none
+    dim: int = 0  # after whitening; 0 keeps all
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "options", tuple(sorted(dict(self.options).items())))
+        put(self, "scales", tuple(float(scale) for scale in self.scales))
+        if not self.backbone.startswith("timm:"):
+            if self.backbone not in BACKBONES:
+                raise UnknownNameError("backbone", self.backbone, [*BACKBONES, "timm:NAME"])
+            layers = BACKBONES[self.backbone].layers
+            put(self, "layer", self.layer or next(iter(layers)))
+            if self.layer not in layers:
+                raise UnknownNameError(f"layer of {self.backbone}", self.layer, layers)
+        for kind, name, known in (
+            ("mask", self.mask, MASKS),
+            ("pooling", self.pooling, POOLINGS),
+            ("co-occurrence", self.cooccurrence, COOCCURRENCES),
+        ):
+            if name not in known:
+                raise UnknownNameError(kind, name, known)
+        if self.size < 1 or self.dim < 0 or not self.scales or not all(0 < s <= 1 for s in self.scales):
+            raise InputError("size must be at least 1, dim at least 0, and scales lie in (0, 1]: nothing is upsampled.")
+        if self.cooccurrence == "learned" and not self.filter:
+            raise InputError('cooccurrence="learned" needs filter=, a filter file (.npy or .safetensors).')
+
+    def replace(self, **changes: Any) -> DescriptorConfig:
+        unknown = set(changes) - {field.name for field in dataclasses.fields(self)}
+        if unknown:
+            raise UnknownNameError("setting", min(unknown), [field.name for field in dataclasses.fields(self)])
+        return dataclasses.replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"scales": list(self.scales), "options": dict(self.options)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DescriptorConfig:
+        fields = {field.name for field in dataclasses.fields(cls)}
+        for name in values:
+            if name not in fields:
+                raise UnknownNameError("setting", name, fields)
+        options = tuple(dict(values.get("options", ())).items())
+        return cls(**{**values, "scales": tuple(values.get("scales", (1.0,))), "options": options})
+
+    @property
+    def hash(self) -> str:
+        """Of all that a vector depends on; dtype is left out: bfloat16 and float32 vectors may be compared."""
+        return self._digest("dtype")
+
+    @property
+    def pooling_hash(self) -> str:
+        """Of the vector before whitening: the key of a cache of raw vectors."""
+        return self._digest("dtype", "whitening", "dim")
+
+    @property
+    def space_hash(self) -> str:
+        """Of the space that raw vectors live in, at any image size: what a whitening is fitted for."""
+        return self._digest("dtype", "whitening", "dim", "size", "scales")
+
+    @property
+    def space(self) -> str:
+        """The same for people: names the whitening files that ship with cooc."""
+        parts = [self.backbone, self.pooling]
+        if POOLINGS[self.pooling].cooccurrence:
+            parts.append({"direct": "act", "none": "aa"}.get(self.cooccurrence, self.cooccurrence))
+        return "-".join(parts + [self.mask] * (self.mask != "none"))
+
+    def _digest(self, *without: str) -> str:
+        values = {key: value for key, value in self.as_dict().items() if key not in without}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Pooler(nn.Module):
+    """A (B, C, H, W) -> (B, D) unit vectors: mask, co-occurrence, pooling, L2. Works in float32 whatever A is."""
+
+    def __init__(self, config: DescriptorConfig, channels: int) -> None:
+        super().__init__()
+        self.config = config
+        pooling = POOLINGS[config.pooling]
+        self.pool: Callable[[Tensor, Tensor | None], Tensor] = pooling.build(channels, **dict(config.options))
+        kind = config.cooccurrence if pooling.cooccurrence else "none"
+        self.cooccurrence: nn.Module | None = None
+        if kind == "learned":
+            self.cooccurrence = Cooccurrence.load(find_filter(config.filter)).requires_grad_(False)
+        elif kind == "direct":
+            self.cooccurrence = Cooccurrence(radius=config.radius)
+        elif kind == "shih":
+            self.cooccurrence = Shih(config.radius)
+
+    def forward(self, A: Tensor) -> Tensor:
+        A = A.float()
+        options = {"sigma": self.config.sigma} if self.config.mask == "centre" else {}
+        A = mask(A, self.config.mask, **options)
+        C = None if self.cooccurrence is None else self.cooccurrence(A)
+        return l2_normalise(self.pool(A, C))
+
+
+class Shih(nn.Module):
+    """Shih et al.'s co-occurrence tensor in the place of C_T (the paper's table 5)."""
+
+    def __init__(self, radius: int) -> None:
+        super().__init__()
+        self.radius = radius
+
+    def forward(self, A: Tensor) -> Tensor:
+        return shih_cooccurrence(A, self.radius)
+
+
+class Descriptor:
+    """Pictures -> unit vectors. Alone, in a batch or in another run, a picture gives the same vector (to 1e-5)."""
+
+    def __init__(
+        self,
+        config: DescriptorConfig,
+        *,
+        device: str = "auto",
+        backbone: Activations | None = None,
+        whitening: Whitening | None = None,
+    ) -> None:
+        self.device = resolve_device(device)
+        self.backbone = backbone or load_backbone(config, self.device)
+        dtype = str(next(self.backbone.parameters()).dtype).removeprefix("torch.")
+        self.config = config.replace(dtype=dtype)  # what was chosen is recorded
+        self.pooler = Pooler(config, self.backbone.channels).to(self.device)
+        self.whitening = whitening or (find_whitening(config) if config.whitening else None)
+        if self.whitening is not None:
+            self.whitening = self.whitening.truncate(config.dim or self.whitening.dim).to(self.device)
+
+    @classmethod
+    def from_recipe(cls, recipe: str, *, device: str = "auto", **changes: Any) -> Descriptor:
+        """By name, with changes: from_recipe("paper-bilinear", scales=MULTI_SCALE). `cooc recipes` lists the names."""
+        from cooc.recipes import find_recipe  # recipes.py is built on this module
+
+        return cls(find_recipe(recipe).config.replace(**changes), device=device)
+
+    @property
+    def dim(self) -> int:
+        """Values in a vector."""
+        if self.whitening is not None:
+            return self.whitening.dim
+        side = self.backbone.stride
+        with torch.inference_mode():
+            return int(self.pooler(torch.zeros(1, self.backbone.channels, side, side, device=self.device)).shape[1])
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the numbers behind the config: network weights, filter and whitening. Vectors of one may be compared."""
+        parts = {f"backbone.{k}": v.float().cpu() for k, v in self.backbone.network.state_dict().items()}
+        parts |= {f"filter.{k}": v.cpu() for k, v in self.pooler.state_dict().items() if "cooccurrence" in k}
+        if self.whitening is not None:
+            parts |= {"mean": self.whitening.mean.cpu(), "projection": self.whitening.projection.cpu()}
+        return content_hash(parts)[:32]
+
+    def load(self, image: Image, box: Box | None = None) -> Tensor:
+        """Decode, crop and scale as the recipe says. (3, H, W) uint8"""
+        if isinstance(image, Tensor):
+            if box is not None:
+                raise InputError("A tensor is described as it is: crop it before, or give the picture's file.")
+            return image
+        return to_tensor(load_image(image, size=self.config.size, box=box, min_side=self.backbone.stride))
+
+    def __call__(self, images: Tensor | Image | Iterable[Image], boxes: Sequence[Box | None] | None = None) -> Tensor:
+        """Whitened unit vectors (B, D), float32 on the CPU, of files, arrays, or tensors (uint8, or floats in 0..1)."""
+        return self.whiten(self.raw(images, boxes)).cpu()
+
+    def raw(self, images: Tensor | Image | Iterable[Image], boxes: Sequence[Box | None] | None = None) -> Tensor:
+        """Unit vectors before whitening, on the descriptor's device. (B, D')"""
+        tensors = [self.load(image, box) for image, box in _pairs(images, boxes)]
+        vectors: list[Tensor | None] = [None] * len(tensors)
+        for indices in batches([tuple(t.shape[1:]) for t in tensors], BATCH_PIXELS[self.device.type]):
+            for i, vector in zip(indices, self.describe(torch.stack([tensors[i] for i in indices])), strict=True):
+                vectors[i] = vector
+        return torch.stack([v for v in vectors if v is not None]) if vectors else torch.zeros(0, self.dim)
+
+    @torch.inference_mode()
+    def describe(self, images: Tensor) -> Tensor:
+        """One batch of one shape -> unit vectors before whitening: the mean over scales, L2. (B, 3, H, W) -> (B, D')"""
+        vectors = [self.pooler(self.backbone(rescale(images, s, self.backbone.stride))) for s in self.config.scales]
+        return self.combine(vectors)
+
+    def combine(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Unit vectors of the scales -> one: their mean (GeM: its own power mean), L2."""
+        stacked = torch.stack(list(vectors))  # (scales, B, D')
+        if self.config.pooling == "gem" and len(vectors) > 1:
+            p = float(dict(self.config.options).get("p", 3.0))
+            out = l2_normalise((stacked**p).mean(0) ** (1 / p))
+        else:
+            out = l2_normalise(stacked.mean(0))
+        if not bool(out.isfinite().all()):
+            raise InputError("A picture gave a vector with NaN or infinity; check the network's weights and the dtype.")
+        return out
+
+    @torch.inference_mode()
+    def whiten(self, vectors: Tensor) -> Tensor:
+        """The last stage alone: raw unit vectors -> whitened unit vectors."""
+        return vectors if self.whitening is None else whiten(vectors.to(self.device), self.whitening)
+
+
+def find_whitening(config: DescriptorConfig) -> Whitening:
+    """The whitening that a config names, a file or one that ships with cooc; refused if it is for other vectors."""
+    named = Path(config.whitening)
+    path = named if named.suffix else shipped("whitening", f"{named}--{config.space}")
+    if path is None:
+        raise WhiteningError(
+            f"No whitening {config.whitening!r} for {config.space} ships with cooc. Fit one on your own pictures, "
+            "`cooc whiten FOLDER --recipe RECIPE -o FILE.safetensors`, and use RECIPE+whitening=FILE.safetensors; "
+            "or use RECIPE+raw, without whitening."
+        )
+    whitening = load_whitening(path)
+    if whitening.meta.get("space_hash") != config.space_hash:
+        raise WhiteningError(
+            f"{path} was fitted for other vectors ({whitening.meta.get('space', 'unknown')}), not for {config.space}. "
+            "Fit one for this recipe: `cooc whiten FOLDER --recipe RECIPE -o FILE.safetensors`."
+        )
+    return whitening
+
+
+def find_filter(name: str) -> Path:
+    """A learned filter: a file, or the name of one that ships with cooc."""
+    path = Path(name) if Path(name).suffix else shipped("filters", name)
+    if path is None:
+        raise InputError(f"No filter {name!r} ships with cooc; give a .safetensors or .npy file.")
+    return path
+
+
+def shipped(folder: str, name: str) -> Path | None:
+    path = Path(str(resources.files("cooc"))) / "data" / folder / f"{name}.safetensors"
+    return path if path.is_file() else None
+
+
+def load_backbone(config: DescriptorConfig, device: torch.device) -> Activations:
+    """The config's network with its weights, on the device; several descriptors may share it."""
+    weights = None if config.backbone.startswith("timm:") else load_weights(BACKBONES[config.backbone].weights)
+    dtype = resolve_dtype(config.dtype, device)
+    return build_backbone(config.backbone, config.layer or None, weights=weights, device=device, dtype=dtype)
+
+
+def rescale(images: Tensor, scale: float, smallest: int) -> Tensor:
+    """A batch at a smaller scale, no side below `smallest`. (B, 3, H, W) -> (B, 3, H', W')"""
+    if scale == 1:
+        return images
+    images = images.float() / 255 if images.dtype == torch.uint8 else images
+    size = [max(round(n * scale), min(n, smallest)) for n in images.shape[2:]]
+    return nn.functional.interpolate(images, size=size, mode="bilinear", antialias=True)
+
+
+def to_tensor(image: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+    """(H, W, 3) array -> (3, H, W) tensor"""
+    return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
+
+
+def batches(shapes: Sequence[tuple[int, ...]], pixels: int) -> list[list[int]]:
+    """Indices of equal shapes together, in batches of at most so many pixels."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, shape in enumerate(shapes):
+        groups.setdefault(shape, []).append(i)
+    out = []
+    for shape, members in groups.items():
+        most = max(1, pixels // max(1, math.prod(shape)))
+        out += [members[i : i + most] for i in range(0, len(members), most)]
+    return out
+
+
+def _pairs(images: Any, boxes: Sequence[Box | None] | None) -> list[tuple[Image, Box | None]]:
+    single = isinstance(images, (str, bytes, Path, np.ndarray)) or hasattr(images, "read") or hasattr(images, "getexif")
+    items = [images] if single else list(images)
+    if boxes is not None and len(boxes) != len(items):
+        raise InputError(f"{len(items)} images, but {len(boxes)} boxes; give one box, or None, for each image.")
+    return list(zip(items, boxes or [None] * len(items), strict=True))
