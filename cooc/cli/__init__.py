@@ -1,0 +1,72 @@
+"""The command line. Each command is thin: it reads its arguments, makes one call, and shows what came back.
+
+    describing.py     describe, heatmap, whiten, recipes
+    weights.py        weights list | fetch | verify | export | import
+    indexing.py       index, search, add, remove, status, verify, compact, export, import, tag, duplicates
+    benching.py       bench, tables, figures, data list | check | where
+
+Exit codes: 0 done; 2 wrong input; 3 done, but some files were left out and reported; 4 weights; 5 index; 6 data set;
+130 interrupted; 1 anything else. The heavy modules are imported inside the commands, so that --help is quick.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from cooc import __version__
+from cooc.errors import CoocError
+
+__all__ = ["app", "err", "main", "out"]
+
+app = typer.Typer(
+    name="cooc",
+    help="Find the pictures that show the same thing.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def _version(show: bool) -> None:
+    if show:
+        out.print(f"cooc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more about what is done.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    handler = RichHandler(console=err, show_time=False, show_path=False, markup=False)
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", handlers=[handler])
+
+
+def main() -> None:
+    """Run a command; errors become a message and an exit code, never a traceback (COOC_DEBUG=1 shows it)."""
+    try:
+        app(standalone_mode=True)
+    except CoocError as error:
+        if os.environ.get("COOC_DEBUG"):
+            raise
+        err.print(f"cooc: {error}", style="red", markup=False)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("cooc: interrupted.")
+        sys.exit(130)
+    except BrokenPipeError:  # `cooc ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+from cooc.cli import benching, describing, indexing, weights  # noqa: E402, F401 (each adds its commands to app)

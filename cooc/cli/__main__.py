@@ -1,0 +1,3 @@
+from cooc.cli import main
+
+main()

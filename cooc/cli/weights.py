@@ -1,0 +1,1 @@
+"""Commands: see cooc/cli/__init__.py."""
