@@ -1,1 +1,123 @@
-"""Commands: see cooc/cli/__init__.py."""
+"""cooc bench, cooc data: numbers that reproduce."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from cooc.cli import app, err, out
+from cooc.errors import InputError
+
+
+class DatasetOrCommand(typer.core.TyperGroup):
+    """`cooc bench roxford5k ...` and `cooc bench speed ...`: what is no command is a dataset or a folder."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["dataset", *args]
+        return super().resolve_command(ctx, args)
+
+
+bench = typer.Typer(
+    cls=DatasetOrCommand,
+    no_args_is_help=True,
+    help="Measure: a dataset's mAP (cooc bench DATASET|FOLDER), or speed.",
+)
+data = typer.Typer(no_args_is_help=True, help="Benchmark datasets: which, where they are published, what is missing.")
+app.add_typer(bench, name="bench")
+app.add_typer(data, name="data")
+
+
+@bench.command("dataset")
+def bench_dataset(
+    dataset: Annotated[str, typer.Argument(help="A known dataset, or a folder with ground_truth.json and jpg/.")],
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="One or more recipes, separated by commas.")],
+    data: Annotated[Path, typer.Option(help="Folder below which the datasets lie.")] = Path("data"),
+    whiten: Annotated[
+        Path | None, typer.Option(help="Pictures to fit the whitening on; else the recipe's own.")
+    ] = None,
+    whiten_size: Annotated[int, typer.Option(help="Longest side of those pictures.")] = 640,
+    exclude: Annotated[list[str] | None, typer.Option(help="Labels (folders) of those pictures to leave out.")] = None,
+    exclude_from: Annotated[
+        Path | None, typer.Option(help="Leave out pictures that this dataset folder holds.")
+    ] = None,
+    save_whitening: Annotated[Path | None, typer.Option(help="Folder to keep the fitted whitenings in.")] = None,
+    storage: Annotated[Literal["float32", "float16", "int8"], typer.Option(help="How.")] = "float16",
+    expand: Annotated[str, typer.Option(help="Query expansions, separated by commas.")] = "none,average-10,alpha-10",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    workers: Annotated[int | None, typer.Option(help="Processes that decode; by default as the device needs.")] = None,
+    cache: Annotated[Path, typer.Option(help="Where raw vectors are kept between runs.")] = Path(".cooc/bench"),
+    results: Annotated[Path, typer.Option(help="Folder for the result files.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """mAP of recipes on a dataset: describe, whiten, rank, expand, evaluate, and write it to results/."""
+    from cooc.benchmark.datasets import image_set, load_dataset
+    from cooc.benchmark.run import Options, run, save_whitenings, write_result
+    from cooc.recipes import find_recipe
+
+    recipes = [find_recipe(name) for name in recipe.split(",") if name]
+    if not recipes:
+        raise InputError("Name at least one recipe; `cooc recipes` lists them.")
+    loaded = load_dataset(dataset, data)
+    fitting = image_set(whiten, exclude_labels=exclude or (), exclude_names_of=exclude_from) if whiten else []
+    options = Options(
+        device=device,
+        dtype=dtype,
+        workers=workers,
+        cache=cache,
+        expansions=tuple(expand.split(",")),
+        whitening_set=tuple(fitting),
+        whitening_size=whiten_size,
+        whitening_name=f"{whiten.name}, {len(fitting)} pictures" if whiten else "",
+        progress=lambda what, done, total: err.print(f"{what}: {done} of {total}"),
+    )
+    found = run(loaded, recipes, options, keep=lambda fitted: save_whitenings(fitted, save_whitening, storage))
+    files = [write_result(result, results) for result in found]
+    if as_json:
+        out.print_json(json.dumps(found))
+        return
+    table = Table("recipe", "dim", "expansion", *loaded.protocols, title=f"mAP on {loaded.name}, in percent")
+    for result in found:
+        for expansion, scores in result["results"].items():
+            values = (f"{scores[p]['mAP']:.1f}" for p in loaded.protocols)
+            table.add_row(result["recipe"], str(result["dim"]), expansion, *values)
+    out.print(table)
+    err.print(f"Written: {', '.join(str(file) for file in files)}")
+
+
+@data.command("list")
+def data_list() -> None:
+    """The datasets that cooc knows."""
+    from cooc.benchmark.datasets import DATASETS
+
+    table = Table("name", "pictures", "queries", "protocols")
+    for name, spec in DATASETS.items():
+        table.add_row(name, str(spec.size or "-"), str(spec.queries or "-"), ", ".join(spec.protocols))
+    out.print(table)
+
+
+@data.command("check")
+def data_check(
+    dataset: Annotated[str, typer.Argument(help="A known dataset, or a folder with ground_truth.json.")],
+    data: Annotated[Path, typer.Option(help="Folder below which the datasets lie.")] = Path("data"),
+) -> None:
+    """Is it complete? Names what is missing; exit code 6 if anything is."""
+    from cooc.benchmark.datasets import check
+
+    report = check(dataset, data)
+    out.print(str(report), markup=False)
+    if not report.complete:
+        raise typer.Exit(6)
+
+
+@data.command("where")
+def data_where(dataset: Annotated[str, typer.Argument(help="A known dataset.")]) -> None:
+    """Where it is published."""
+    from cooc.benchmark.datasets import where
+
+    out.print(where(dataset), markup=False)

@@ -1,0 +1,331 @@
+"""describe -> whiten -> rank -> expand -> evaluate: one dataset, any number of recipes, results as JSON.
+
+Recipes that share a network share its activations: a picture is decoded and goes through the network once for each
+scale, whatever the number of poolings. Raw vectors are cached by recipe and picture: a run that was stopped goes on
+where it was, and datasets that share pictures share the work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cooc.activations import resolve_device
+from cooc.benchmark.datasets import Dataset
+from cooc.descriptor import BATCH_PIXELS, Descriptor, load_backbone, rescale
+from cooc.errors import DatasetError, InputError
+from cooc.evaluation import bootstrap_interval, evaluate
+from cooc.extraction import Bad, Item, default_workers, extract
+from cooc.recipes import Recipe
+from cooc.reranking import alpha_expansion, average_expansion, rank
+from cooc.whitening import Storage, Whitening, fit_pca, save
+
+__all__ = ["EXPANSIONS", "Options", "provenance", "raw_vectors", "run", "write_result"]
+
+Vectors = NDArray[np.float32]
+PART = 512  # pictures in one part of the cache
+
+EXPANSIONS: dict[str, Callable[..., Any]] = {
+    "none": lambda queries, database, own: queries,
+    "average-10": lambda queries, database, own: average_expansion(queries, database, 10, exclude=own),
+    "alpha-10": lambda queries, database, own: alpha_expansion(queries, database, 10, 3, exclude=own),
+    "alpha-50": lambda queries, database, own: alpha_expansion(queries, database, 50, 3, exclude=own),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run. `whitening_set`: pictures to fit the whitening on; without them the recipe's own is used."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    workers: int | None = None
+    cache: Path = Path(".cooc/bench")
+    expansions: tuple[str, ...] = ("none", "average-10", "alpha-10")
+    whitening_set: tuple[Path, ...] = ()
+    whitening_size: int = 640
+    whitening_name: str = ""
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None
+
+
+def run(
+    dataset: Dataset,
+    recipes: Sequence[Recipe],
+    options: Options,
+    keep: Callable[[dict[str, Whitening]], None] = lambda fitted: None,
+) -> list[dict[str, Any]]:
+    """One result for each recipe, as `results/` keeps it. `keep` is given the whitenings that were fitted."""
+    started = time.monotonic()
+    raw = _raw_of(dataset, recipes, options)
+    results = []
+    for recipe in recipes:
+        whitening = raw.whitening(recipe)
+        database, queries = raw.vectors(recipe, whitening)
+        results.append(
+            {
+                "dataset": dataset.name,
+                "recipe": recipe.name,
+                "source": recipe.source,
+                "config": recipe.config.as_dict(),
+                "dim": database.shape[1],
+                "whitening": dict(whitening.meta) if whitening is not None else None,
+                "images": len(database),
+                "queries": len(queries),
+                "results": {name: evaluate_vectors(dataset, database, queries, name) for name in options.expansions},
+                "seconds": {"describe": raw.seconds, "total": time.monotonic() - started},
+                **provenance(options.device),
+            }
+        )
+    keep({whitening.meta["space"]: whitening for whitening in raw.fitted.values()})
+    return results
+
+
+def save_whitenings(fitted: dict[str, Whitening], folder: Path | None, storage: Storage) -> None:
+    """<set>--<space>.safetensors, as recipes find them."""
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for space, whitening in fitted.items():
+        save(whitening, folder / f"landmarks--{space}.safetensors", storage)
+
+
+def evaluate_vectors(dataset: Dataset, database: Vectors, queries: Vectors, expansion: str) -> dict[str, Any]:
+    """mAP (in percent) and its bootstrap interval, mP@k and the AP of each query, for each protocol of the dataset."""
+    if expansion not in EXPANSIONS:
+        raise InputError(f"Unknown expansion {expansion!r}; choose from {', '.join(EXPANSIONS)}.")
+    own = np.array([-1 if q.itself is None else int(np.atleast_1d(q.itself)[0]) for q in dataset.ground_truth])
+    expanded = EXPANSIONS[expansion](queries, database, own)
+    rankings, _ = rank(expanded, database)
+    out = {}
+    for protocol in dataset.protocols:
+        scores = evaluate(rankings, dataset.ground_truth, protocol)
+        low, high = bootstrap_interval(scores.ap)
+        out[protocol] = {
+            "mAP": round(100 * scores.map, 4),
+            "interval": [round(100 * low, 2), round(100 * high, 2)],
+            "mP@k": {str(k): round(100 * v, 2) for k, v in scores.mp_at_k.items()},
+            "ap": [None if np.isnan(value) else round(float(value), 6) for value in scores.ap],
+        }
+    return out
+
+
+class _Raw:
+    """Raw vectors of database, queries and whitening set for all recipes of a run."""
+
+    def __init__(self, dataset: Dataset, options: Options) -> None:
+        self.options = options
+        self.database: dict[str, Vectors] = {}
+        self.queries: dict[str, Vectors] = {}
+        self.fitting: dict[str, Vectors] = {}
+        self.seconds = 0.0
+        self.fitted: dict[str, Whitening] = {}
+
+    def whitening(self, recipe: Recipe) -> Whitening | None:
+        """Fitted on the named other set, as the paper does; or the one that the recipe names."""
+        from cooc.descriptor import find_whitening
+
+        config = recipe.config
+        if not config.whitening:
+            return None
+        if not self.options.whitening_set:
+            return find_whitening(config).truncate(config.dim) if config.dim else find_whitening(config)
+        key = config.pooling_hash
+        vectors = self.fitting[key]
+        most = min(vectors.shape[1], config.dim or vectors.shape[1])
+        if key not in self.fitted or self.fitted[key].dim < most:
+            meta = {
+                "space": config.space,
+                "space_hash": config.space_hash,
+                "fitted_on": self.options.whitening_name,
+                "size": str(self.options.whitening_size),
+            }
+            device = resolve_device(self.options.device)
+            self.fitted[key] = fit_pca(torch.from_numpy(vectors).to(device), most, meta=meta)
+        return self.fitted[key].truncate(most)
+
+    def vectors(self, recipe: Recipe, whitening: Whitening | None) -> tuple[Vectors, Vectors]:
+        key = recipe.config.pooling_hash
+        if whitening is None:
+            return self.database[key], self.queries[key]
+        device = resolve_device(self.options.device)
+        whitening = whitening.to(device)
+        database, queries = (
+            whitening(torch.from_numpy(v).to(device)).float().cpu().numpy()
+            for v in (self.database[key], self.queries[key])
+        )
+        return database, queries
+
+
+def _raw_of(dataset: Dataset, recipes: Sequence[Recipe], options: Options) -> _Raw:
+    raw = _Raw(dataset, options)
+    started = time.monotonic()
+    groups: dict[tuple[str, str, int], list[Recipe]] = {}
+    for recipe in recipes:
+        groups.setdefault((recipe.config.backbone, recipe.config.layer, recipe.config.size), []).append(recipe)
+    for members in groups.values():
+        unique = {recipe.config.pooling_hash: recipe for recipe in members}
+        database = [Item(None, path) for path in dataset.image_paths]
+        queries = [Item(None, query.path, query.box) for query in dataset.queries]
+        raw.database |= raw_vectors(database, list(unique.values()), options, f"{dataset.name} database")
+        raw.queries |= raw_vectors(queries, list(unique.values()), options, f"{dataset.name} queries")
+        if options.whitening_set:
+            fitting = [Item(None, path) for path in options.whitening_set]
+            size = options.whitening_size
+            raw.fitting |= raw_vectors(fitting, list(unique.values()), options, "whitening set", size)
+    raw.seconds = time.monotonic() - started
+    return raw
+
+
+def raw_vectors(
+    items: Sequence[Item], recipes: Sequence[Recipe], options: Options, what: str = "", size: int | None = None
+) -> dict[str, Vectors]:
+    """pooling_hash -> (N, D) unit vectors before whitening, for recipes that share network, layer and image size."""
+    size = size or recipes[0].config.size
+    caches = {r.config.pooling_hash: _Cache(options.cache / f"{r.config.pooling_hash}-{size}") for r in recipes}
+    keys = [_key(item) for item in items]
+    todo: dict[str, Item] = {}
+    for key, item in zip(keys, items, strict=True):
+        if any(key not in cache for cache in caches.values()):
+            todo.setdefault(key, item)
+    describe = _Shared(list(recipes), options) if todo else None
+    waiting = list(todo.items())
+    for start in range(0, len(waiting), PART):
+        part = dict(waiting[start : start + PART])
+        assert describe is not None
+        for pooling, vectors in _describe_part(list(part.values()), describe, size, options).items():
+            caches[pooling].add(list(part), vectors)
+        options.progress(what, min(start + PART, len(waiting)), len(waiting))
+    return {pooling: cache.get(keys) for pooling, cache in caches.items()}
+
+
+class _Cache:
+    """Raw vectors of one recipe at one image size: a folder of parts, each written whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: dict[str, tuple[int, int]] = {}  # key -> part, row
+        self.parts: list[Vectors] = []
+        for file in sorted(folder.glob("*.npz")):
+            with np.load(file) as part:
+                self._take(part["keys"].tolist(), part["vectors"])
+
+    def _take(self, keys: Sequence[str], vectors: Vectors) -> None:
+        self.rows.update({key: (len(self.parts), row) for row, key in enumerate(keys)})
+        self.parts.append(vectors)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.rows
+
+    def add(self, keys: Sequence[str], vectors: Vectors) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / f"{hashlib.sha256(''.join(keys).encode()).hexdigest()[:20]}.npz"
+        temporary = file.with_suffix(".tmp")
+        with temporary.open("wb") as out:
+            np.savez(out, keys=np.array(keys), vectors=vectors)
+        temporary.replace(file)
+        self._take(keys, vectors)
+
+    def get(self, keys: Sequence[str]) -> Vectors:
+        return np.stack([self.parts[part][row] for part, row in (self.rows[key] for key in keys)])
+
+
+def _key(item: Item) -> str:
+    """A picture by its file name and size, and the box: enough to tell the pictures of a benchmark apart."""
+    path = Path(str(item.source))
+    text = f"{path.parent.name}/{path.name} {path.stat().st_size} {item.box}"
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+class _Shared:
+    """One network, many poolings: (B, 3, H, W) -> the vectors of every recipe."""
+
+    def __init__(self, recipes: list[Recipe], options: Options) -> None:
+        self.recipes = recipes
+        device = resolve_device(options.device)
+        self.device = device
+        config = recipes[0].config.replace(dtype=options.dtype)
+        self.backbone = load_backbone(config, device)
+        self.descriptors = [
+            Descriptor(r.config.replace(whitening="", dim=0), device=str(device), backbone=self.backbone)
+            for r in recipes
+        ]
+        self.scales = sorted({scale for recipe in recipes for scale in recipe.config.scales}, reverse=True)
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> list[Vectors]:
+        images = images.to(self.device, non_blocking=True)
+        found: list[list[Tensor]] = [[] for _ in self.descriptors]
+        for scale in self.scales:
+            A = self.backbone(rescale(images, scale, self.backbone.stride))
+            for vectors, descriptor in zip(found, self.descriptors, strict=True):
+                if scale in descriptor.config.scales:
+                    vectors.append(descriptor.pooler(A))
+        return [d.combine(v).float().cpu().numpy() for d, v in zip(self.descriptors, found, strict=True)]
+
+
+def _describe_part(part: Sequence[Item], describe: _Shared, size: int, options: Options) -> dict[str, Vectors]:
+    keyed = [Item(i, item.source, item.box) for i, item in enumerate(part)]
+    kind = describe.device.type
+    workers = options.workers if options.workers is not None else default_workers(kind)
+    pixels = BATCH_PIXELS[kind]
+    rows: dict[int, list[Vectors]] = {}
+    stride = describe.backbone.stride
+    for batch in extract(keyed, describe, size=size, min_side=stride, workers=workers, batch_pixels=pixels):
+        if isinstance(batch, Bad):
+            raise DatasetError(f"A benchmark needs all of its pictures. {batch.reason}")
+        for i, item in enumerate(batch.items):
+            rows[item.key] = [vectors[i] for vectors in batch.result]
+    return {
+        recipe.config.pooling_hash: np.stack([rows[i][j] for i in range(len(part))])
+        for j, recipe in enumerate(describe.recipes)
+    }
+
+
+def provenance(device: str = "auto") -> dict[str, Any]:
+    """Command, commit, versions and machine: what it takes to run a number again."""
+    chosen = resolve_device(device)
+    versions = {name: metadata.version(name) for name in ("torch", "numpy", "pillow")}
+    accelerator = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else None
+    return {
+        "command": shlex.join(["cooc", *sys.argv[1:]]),
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **versions},
+        "machine": {"accelerator": accelerator, "cpu": platform.processor() or platform.machine()},
+    }
+
+
+def _commit() -> str:
+    """The commit of the code that runs; "+" marks changes that were not committed."""
+    here = Path(__file__).parent
+    try:
+        command = ["git", "-C", str(here), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def write_result(result: dict[str, Any], folder: Path) -> Path:
+    """results/<dataset>--<recipe>.json"""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result['dataset']}--{result['recipe']}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.replace(path)
+    return path
