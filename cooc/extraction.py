@@ -4,8 +4,8 @@
         done.items, done.result        # a batch of one shape, in whatever order batches fill up
 
 Memory is bounded by the number of workers and the batch size, never by the number of pictures: items are taken from
-the iterable as there is room for them. Decoding runs in worker processes (a decoder that crashes takes its worker along,
-not the run: the file is reported as bad), or in threads with workers=0, for callers that cannot spawn processes.
+the iterable as there is room for them. Decoding runs in worker processes (a decoder that crashes takes its worker
+along, not the run: the file is reported as bad), or in threads with workers=0, for callers that cannot spawn any.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -312,7 +313,9 @@ def provenance(device: str = "auto") -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The commit of the code that runs; "+" marks changes that were not committed."""
+    """The commit of the code that runs; "+" marks changes that were not committed. A copy without git may say it."""
+    if "COOC_COMMIT" in os.environ:
+        return os.environ["COOC_COMMIT"]
     here = Path(__file__).parent
     try:
         command = ["git", "-C", str(here), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
