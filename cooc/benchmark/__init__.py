@@ -1,0 +1,1 @@
+"""Published benchmarks and the user's own labelled folders: read, run, reported."""
