@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from cooc.activations import resolve_device
 from cooc.benchmark.datasets import Dataset
 from cooc.descriptor import BATCH_PIXELS, Descriptor, load_backbone, rescale
 from cooc.errors import DatasetError, InputError
-from cooc.evaluation import bootstrap_interval, evaluate
+from cooc.evaluation import bootstrap_interval, evaluate, positive_ranks, precision_recall
 from cooc.extraction import Bad, Item, default_workers, extract
 from cooc.recipes import Recipe
 from cooc.reranking import alpha_expansion, average_expansion, rank
@@ -41,6 +42,7 @@ __all__ = ["EXPANSIONS", "Options", "provenance", "raw_vectors", "run", "write_r
 
 Vectors = NDArray[np.float32]
 PART = 512  # pictures in one part of the cache
+RECALL = np.linspace(0, 1, 21)  # where the mean precision-recall curve of a result is kept
 
 EXPANSIONS: dict[str, Callable[..., Any]] = {
     "none": lambda queries, database, own: queries,
@@ -89,6 +91,7 @@ def run(
                 "images": len(database),
                 "queries": len(queries),
                 "results": {name: evaluate_vectors(dataset, database, queries, name) for name in options.expansions},
+                "top": nearest(dataset, database, queries),
                 "seconds": {"describe": raw.seconds, "total": time.monotonic() - started},
                 **provenance(options.device),
             }
@@ -107,7 +110,7 @@ def save_whitenings(fitted: dict[str, Whitening], folder: Path | None, storage: 
 
 
 def evaluate_vectors(dataset: Dataset, database: Vectors, queries: Vectors, expansion: str) -> dict[str, Any]:
-    """mAP (in percent) and its bootstrap interval, mP@k and the AP of each query, for each protocol of the dataset."""
+    """mAP (in percent), its bootstrap interval, mP@k, the AP of each query and the mean curve, for each protocol."""
     if expansion not in EXPANSIONS:
         raise InputError(f"Unknown expansion {expansion!r}; choose from {', '.join(EXPANSIONS)}.")
     own = np.array([-1 if q.itself is None else int(np.atleast_1d(q.itself)[0]) for q in dataset.ground_truth])
@@ -122,8 +125,26 @@ def evaluate_vectors(dataset: Dataset, database: Vectors, queries: Vectors, expa
             "interval": [round(100 * low, 2), round(100 * high, 2)],
             "mP@k": {str(k): round(100 * v, 2) for k, v in scores.mp_at_k.items()},
             "ap": [None if np.isnan(value) else round(float(value), 6) for value in scores.ap],
+            "curve": [round(float(value), 4) for value in mean_curve(dataset, rankings, protocol)],
         }
     return out
+
+
+def mean_curve(dataset: Dataset, rankings: NDArray[np.integer], protocol: str) -> NDArray[np.float64]:
+    """Precision at the levels of RECALL along the line whose area is AP, averaged over queries that have positives."""
+    curves = []
+    for ranking, truth in zip(rankings, dataset.ground_truth, strict=True):
+        ranks, count = positive_ranks(ranking, truth, protocol)
+        if count:
+            precision, recall = precision_recall(ranks, count)
+            curves.append(np.interp(RECALL, recall, precision, right=0.0))
+    return np.mean(curves, axis=0) if curves else np.full(len(RECALL), np.nan)
+
+
+def nearest(dataset: Dataset, database: Vectors, queries: Vectors, k: int = 10) -> list[list[str]]:
+    """Names of the first k pictures for each query, without expansion: what `cooc figures` shows."""
+    rankings, _ = rank(queries, database, k)
+    return [[dataset.image_paths[i].stem for i in row] for row in rankings]
 
 
 class _Raw:
@@ -329,6 +350,8 @@ def write_result(result: dict[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result['dataset']}--{result['recipe']}.json"
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    text = json.dumps(result, indent=1)
+    text = re.sub(r"\[\n[^\[\]{}]+\]", lambda flat: re.sub(r"\n\s*", " ", flat[0]), text)  # plain lists on one line
+    temporary.write_text(text + "\n")
     temporary.replace(path)
     return path
