@@ -1,1 +1,282 @@
-"""Commands: see cooc/cli/__init__.py."""
+"""Commands on pictures alone, without an index: describe, heatmap, whiten, recipes."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.table import Table
+
+from cooc import __version__
+from cooc.cli import app, err, out
+from cooc.errors import PARTIAL, ImageError, InputError, UnknownNameError, WhiteningError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cooc.descriptor import Descriptor
+    from cooc.extraction import Bad, Batch
+    from cooc.images import Box
+
+DEFAULT = "paper-linear"
+WIDE = 140  # columns of a table that goes into a file or a pipe
+FEW = 32  # pictures: for no more than that, starting worker processes costs more time than they save
+
+Images = Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Pictures, or folders of them.")]
+RecipeOption = Annotated[str, typer.Option("--recipe", "-r", help="A name from `cooc recipes`, with +changes.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+WorkersOption = Annotated[int | None, typer.Option(min=0, help="Decoding processes; 0 is threads. [default: as fits]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@app.command()
+def describe(
+    images: Images,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.npy", help="Where the vectors go.")],
+    recipe: RecipeOption = DEFAULT,
+    box: Annotated[str, typer.Option(metavar="X0,Y0,X1,Y1", help="The part of one picture to describe.")] = "",
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the vectors of pictures to a file.
+
+    It holds an array (N, D) of float32, rows of unit length; a .json beside it names the picture of each row.
+    """
+    import numpy as np
+
+    from cooc.extraction import Bad
+    from cooc.images import parse_box
+    from cooc.recipes import find_recipe
+
+    config = find_recipe(recipe).config
+    part = parse_box(box) if box else None
+    _check_output(output, ".npy")
+    paths = _list(images)
+    if part and len(paths) != 1:
+        raise InputError(f"--box is the part of one picture, and there are {len(paths)}. Describe them one by one.")
+    descriptor = _descriptor(config, device)
+    rows: dict[int, Any] = {}
+    bad: list[Bad] = []
+    for done in _extract(descriptor, paths, workers, box=part):
+        if isinstance(done, Bad):
+            bad.append(done)
+        else:
+            vectors = descriptor.whiten(done.result).cpu().numpy()
+            rows.update(zip((item.key for item in done.items), vectors, strict=True))
+    _report(bad, len(paths))
+    order = sorted(rows)
+    matrix = np.stack([rows[i] for i in order])  # (N, D)
+    sidecar = output.with_suffix(".json")
+    about = {
+        "vectors": output.name,
+        "shape": list(matrix.shape),
+        "paths": [str(paths[i]) for i in order],
+        "box": part,
+        "bad": [{"path": str(one.item.source), "reason": one.reason} for one in bad],
+        "recipe": recipe,
+        "config": descriptor.config.as_dict(),
+        "fingerprint": descriptor.fingerprint,
+        "cooc": __version__,
+    }
+    with _replacing(sidecar) as text, _replacing(output) as data:
+        text.write(json.dumps(about, indent=1).encode())
+        np.save(data, matrix)
+    if as_json:
+        typer.echo(json.dumps(about))
+    else:
+        out.print(f"{len(matrix)} vectors of {matrix.shape[1]} numbers: {output}; their pictures: {sidecar}")
+    if bad:
+        raise typer.Exit(PARTIAL)
+
+
+@app.command()
+def heatmap(
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="A picture.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.png", help="Where the drawing goes.")],
+    recipe: RecipeOption = DEFAULT,
+    learned: Annotated[
+        str, typer.Option(metavar="FILTER", help="A learned filter (.safetensors, .npy) beside it.")
+    ] = "",
+    size: Annotated[int | None, typer.Option(min=32, help="Longest side in pixels. [default: the recipe's]")] = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Draw a picture's spatial co-occurrences over it.
+
+    They are the weights alpha of equation 8. `-r paper-linear+layer=conv5_3` draws a map that is twice as fine.
+    """
+    from PIL import Image
+
+    from cooc.cooccurrence import Cooccurrence
+    from cooc.descriptor import find_filter
+    from cooc.heatmaps import overlay, sheet, spatial_cooccurrences
+    from cooc.recipes import find_recipe
+
+    config = find_recipe(recipe).config
+    Image.init()
+    _check_output(output, *(end for end, form in Image.EXTENSION.items() if form in Image.SAVE))
+    layers = {"direct co-occurrences": Cooccurrence(radius=config.radius)}
+    if learned:
+        layers["learned co-occurrences"] = Cooccurrence.load(find_filter(learned))
+    descriptor = _descriptor(config.replace(size=size or config.size, whitening="", dim=0), device)
+    picture = descriptor.load(image)  # (3, H, W)
+    panels = {image.name: picture.permute(1, 2, 0).numpy()}
+    for name, layer in layers.items():
+        alpha = spatial_cooccurrences(descriptor, picture, layer)
+        panels[name] = overlay(panels[image.name], alpha, descriptor.backbone.stride)
+    with _replacing(output) as stream:
+        sheet(panels).save(stream, Image.EXTENSION[output.suffix.lower()])
+    out.print(f"{output}: {' | '.join(panels)}")
+
+
+@app.command()
+def whiten(
+    images: Images,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.safetensors", help="Where it goes.")],
+    recipe: RecipeOption = DEFAULT,
+    dim: Annotated[int | None, typer.Option(min=1, help="Numbers in a vector. [default: the recipe's]")] = None,
+    size: Annotated[int, typer.Option(min=32, help="Longest side of the pictures in pixels, for the fit.")] = 640,
+    storage: Annotated[str, typer.Option(help="float32, float16 or int8: smaller files, hardly worse.")] = "float32",
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+) -> None:
+    """Fit a PCA whitening on your own pictures.
+
+    Any command then takes it as part of a recipe's name: RECIPE+whitening=FILE.safetensors
+    """
+    from cooc import whitening
+    from cooc.extraction import Bad
+    from cooc.recipes import find_recipe
+
+    config = find_recipe(recipe).config.replace(whitening="", dim=0)
+    wanted = dim or find_recipe(recipe).config.dim
+    if storage not in whitening.STORAGE:
+        raise UnknownNameError("whitening storage", storage, whitening.STORAGE)
+    _check_output(output, ".safetensors")
+    paths = _list(images)
+    descriptor = _descriptor(config, device)
+    wanted = wanted or descriptor.dim
+    if wanted >= len(paths):  # say so now, not after an hour
+        raise WhiteningError(
+            f"Whitening to {wanted} numbers needs more pictures than that (better several times as many), "
+            f"and there are {len(paths)}: add pictures, or use --dim {max(len(paths) - 1, 1)} or less."
+        )
+    fitter, bad = whitening.PCAFitter(), []
+    for done in _extract(descriptor, paths, workers, size=size):
+        if isinstance(done, Bad):
+            bad.append(done)
+        else:
+            fitter.update(done.result)
+    _report(bad, len(paths))
+    names = ", ".join(sorted({path.name or str(path) for path in images}))
+    meta = {"space": config.space, "space_hash": config.space_hash, "fitted_on": names, "size": str(size)}
+    fitted = fitter.fit(wanted, meta=meta | {"recipe": recipe, "cooc": __version__})
+    whitening.save(fitted, output, storage)  # type: ignore[arg-type]  # checked above
+    out.print(f"{output}: {fitted.input_dim} -> {fitted.dim} numbers, fitted on {fitter.count} pictures.")
+    out.print(f"Use it as the recipe {recipe.partition('+')[0]}+whitening={output}+dim={fitted.dim}", markup=False)
+    if bad:
+        raise typer.Exit(PARTIAL)
+
+
+@app.command()
+def recipes(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="One recipe, in full; +changes are understood.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List the named descriptors and where each comes from."""
+    from cooc.recipes import RECIPES, find_recipe
+
+    found = [find_recipe(name)] if name else list(RECIPES.values())
+    if as_json:
+        typer.echo(json.dumps([{"name": r.name, "source": r.source, "config": r.config.as_dict()} for r in found]))
+        return
+    table = Table(box=None, pad_edge=False)
+    if name:
+        table.add_column("setting", style="bold")
+        table.add_column("value")
+        for key, value in {"name": found[0].name, "source": found[0].source, **found[0].config.as_dict()}.items():
+            table.add_row(key, str(value))
+    else:
+        for title in ("recipe", "pooling", "C_T", "mask", "dim", "source"):
+            table.add_column(title, no_wrap=title != "source", justify="right" if title == "dim" else "left")
+        for r in found:
+            cells = (r.config.pooling, r.config.cooccurrence, r.config.mask, str(r.config.dim), r.source)
+            table.add_row(r.name, *("-" if cell == "none" else cell for cell in cells))
+    out.print(table, soft_wrap=False, width=None if out.is_terminal else WIDE)
+
+
+def _list(images: list[Path]) -> list[Path]:
+    """All pictures named or in the folders named, in order. A name that is not there is an error, before any work."""
+    from cooc.images import list_images
+
+    paths = [path for image in images for path in list_images(image)]
+    if not paths:
+        raise InputError(f"No pictures in {', '.join(map(str, images))}. Give pictures, or folders with some.")
+    return paths
+
+
+def _descriptor(config: Any, device: str) -> Descriptor:
+    from cooc.descriptor import Descriptor
+
+    return Descriptor(config, device=device)
+
+
+def _extract(
+    descriptor: Descriptor, paths: list[Path], workers: int | None, *, size: int | None = None, box: Box | None = None
+) -> Iterator[Batch[Tensor] | Bad]:
+    """`extract` with a progress bar; the key of each item is its place in `paths`."""
+    from cooc.descriptor import BATCH_PIXELS
+    from cooc.extraction import Bad, Item, default_workers, extract
+
+    kind = descriptor.device.type
+    if workers is None:
+        workers = default_workers(kind) if len(paths) > FEW else 0
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("describing", total=len(paths))
+        for done in extract(
+            (Item(i, path, box) for i, path in enumerate(paths)),
+            descriptor.describe,
+            size=size or descriptor.config.size,
+            min_side=descriptor.backbone.stride,
+            workers=workers,
+            batch_pixels=BATCH_PIXELS[kind],
+        ):
+            progress.advance(task, 1 if isinstance(done, Bad) else len(done.items))
+            yield done
+
+
+def _report(bad: list[Bad], count: int) -> None:
+    """Name the pictures that were left out; if none is left, that is an error."""
+    for one in bad:
+        err.print(f"left out: {one.reason}", style="yellow", markup=False)
+    if len(bad) == count:
+        raise ImageError(f"None of the {count} pictures could be read." if count > 1 else bad[0].reason)
+
+
+def _check_output(path: Path, *endings: str) -> None:
+    """Before the work, not after it."""
+    if path.suffix.lower() not in endings:
+        raise InputError(f"{path}: the name must end in {' or '.join(sorted(endings))}.")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}. Create it, or write elsewhere.")
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes `path`'s place when it is complete, and leaves no trace when it is not."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}). Make room, or write elsewhere.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
