@@ -13,7 +13,7 @@ with rho = A > t and t the mean of A. It is a convolution (Eq. 5, 6, Algorithm 1
 
 All those ones make the convolution a box sum. With a = A * rho and s = the sum of a over channels,
 
-    C_T[k] = rho[k] * (box(s) - (1 - eps) * box(a[k])) / (C-1)
+    C_T[k] = rho[k] * box(s - (1 - eps) * a[k]) / (C-1)
 
 which costs O(C H W) where the convolution costs O(C^2 S^2 H W). Nobody should run the convolution for the direct form;
 it remains for learned filters (section 5 of the paper), in full or as direct + low rank.
@@ -63,8 +63,8 @@ def cooccurrence(
     """
     rho, a = _threshold(A, threshold)
     _check_radius(radius)
-    together = box_sum(a.sum(1, keepdim=True), radius) - (1 - eps) * box_sum(a, radius)  # (B, C, H, W)
-    return (rho * together / _normaliser(A, radius, window_mean)).to(A.dtype)
+    others = torch.sub(a.sum(1, keepdim=True), a, alpha=1 - eps)  # (B, C, H, W): all channels but k itself
+    return (rho * box_sum(others, radius) / _normaliser(A, radius, window_mean)).to(A.dtype)
 
 
 def cooccurrence_learned(A: Tensor, filter: Tensor, threshold: Threshold = "mean", window_mean: bool = False) -> Tensor:
@@ -116,8 +116,7 @@ def box_sum(x: Tensor, radius: int) -> Tensor:
 
 
 def _band(n: int, radius: int, like: Tensor) -> Tensor:
-    index = torch.arange(n, device=like.device)
-    return ((index[:, None] - index[None, :]).abs() <= radius).to(like.dtype)  # (n, n)
+    return like.new_ones(n, n).triu(-radius).tril(radius)  # (n, n)
 
 
 def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor") -> Tensor:
@@ -281,7 +280,10 @@ def _low_rank(delta: Tensor | None, channels: int, radius: int, rank: int) -> tu
 
 
 def _threshold(A: Tensor, threshold: Threshold, accumulate: bool = True) -> tuple[Tensor, Tensor]:
-    """rho (bool) and a = A * rho; half precision is summed in float32 where `accumulate` says that sums follow."""
+    """rho and a = A * rho; half precision becomes float32 where `accumulate` says that sums follow.
+
+    rho is 0 or 1 in the dtype of a: on a CPU a boolean mask costs more than all the rest but the box sums.
+    """
     _check_maps(A)
     wide = A.float() if A.dtype in (torch.float16, torch.bfloat16) else A
     if isinstance(threshold, Tensor):
@@ -295,8 +297,9 @@ def _threshold(A: Tensor, threshold: Threshold, accumulate: bool = True) -> tupl
     # The mean is finite only if every activation is. Reading it would stall a GPU: there Descriptor checks its vectors.
     if A.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(t.isfinite().all()):
         raise InputError("Activations or threshold hold NaN or infinity; check the image and the network's weights.")
-    rho = wide > t
-    return rho, (wide if accumulate else A) * rho
+    a = wide if accumulate else A
+    rho = a.detach().clone().gt_(t.detach())
+    return rho, a * rho
 
 
 def _normaliser(A: Tensor, radius: int, window_mean: bool) -> float:
