@@ -1,0 +1,298 @@
+"""The files in an embedded index's `cache/`: what SQLite holds, laid out for searching. All of it may be deleted.
+
+    vectors-EPOCH.f32       a page of header, then row s = the vector of slot s; mapped into memory, never read whole
+    ids-EPOCH.bin           row s = the 16 bytes of the id of slot s
+    graph-EPOCH-N.hnsw      faiss's HNSW graph over the first N slots, without the vectors
+
+A slot never changes what it holds, and a new epoch begins whenever slots are given out anew. So these files only ever
+grow, any process may append to them, and a file of another epoch is simply not looked at.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import sqlite3
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import faiss
+import numpy as np
+
+from cooc.store import Vectors
+from cooc.stores._nearest import Graph, Ids, View
+from cooc.stores._rows import State, fetch, read_state
+
+log = logging.getLogger("cooc")
+
+PAGE = 4096
+CHUNK = 16_384  # rows appended at once
+HEADER = struct.Struct("<8s32sIQ")  # magic, epoch, dimension, rows; a crc32 of these follows
+MAGIC = b"coocvec1"
+M, EF_CONSTRUCTION = 32, 80
+
+Fetch = Callable[[int, int], tuple[Vectors, Ids]]  # slots [first, last) from SQLite; removed ones are zero
+_T = TypeVar("_T")
+
+
+class Cache:
+    """The cache of one open index: gives the view of a connection's state, and renews it when that has moved."""
+
+    def __init__(self, folder: Path, dim: int) -> None:
+        self.folder, self.dim = folder, dim
+        self._mutex = threading.Lock()
+        self._file: VectorFile | None = None
+        self._graph: Graph | None = None
+        self._seen: tuple[State, View] | None = None
+
+    def view(self, connection: sqlite3.Connection) -> View:
+        state = read_state(connection)
+        with self._mutex:
+            if self._seen is None or self._seen[0] != state:
+                self._seen = state, self._renewed(connection, state)
+            return self._seen[1]
+
+    def _renewed(self, connection: sqlite3.Connection, state: State) -> View:
+        """Append what is missing on disk; what cannot be written there is held in memory."""
+        load = partial(fetch, connection, self.dim)
+        file = self._file
+        if file is None or file.epoch != state.epoch:
+            self._forget()
+            self._file = file = attempt(lambda: VectorFile(self.folder, state.epoch, self.dim, load))
+        rows = 0
+        if file is not None:
+            if file.rows < state.slots:
+                attempt(lambda: file.extend(state.slots, load))
+            rows = max(0, min(file.rows, state.slots))
+        mapped, mapped_ids = file.map(rows) if file is not None else load(0, 0)
+        tail, tail_ids = load(rows, state.slots)
+        live = np.ones(state.slots, np.bool_)
+        live[[slot for (slot,) in connection.execute("SELECT slot FROM removed")]] = False
+        if self._graph is None or self._graph.size != state.graph:
+            path, covered = self._graph_path(state), mapped[: state.graph]
+            usable = 0 < state.graph <= rows
+            self._graph = attempt(lambda: load_graph(path, state.graph_crc, covered)) if usable else None
+        return View(mapped, mapped_ids, tail, tail_ids, live, state.slots - state.removed, self._graph)
+
+    def prepare(self, connection: sqlite3.Connection, epoch: str, slots: int) -> None:
+        """Write the vectors of an epoch that is yet to be committed."""
+        load = partial(fetch, connection, self.dim)
+
+        def write() -> None:
+            with closing(VectorFile(self.folder, epoch, self.dim, load)) as file:
+                file.extend(slots, load)
+
+        attempt(write)
+
+    def build_graph(self, connection: sqlite3.Connection) -> tuple[int, int, str]:
+        """Build the graph, or extend it by what is new; return how many slots it covers, its crc32 and the epoch."""
+        view, state = self.view(connection), read_state(connection)
+        size = len(view.mapped)
+        if view.graph is not None and view.graph.size == size:
+            return size, state.graph_crc, state.epoch
+        base = self._graph_path(state) if view.graph is not None else None
+        return size, build_graph(self._graph_path(state._replace(graph=size)), view.mapped, base), state.epoch
+
+    def clean(self, connection: sqlite3.Connection) -> None:
+        """Delete the files of former epochs. Who still searches there has them open, and keeps them."""
+        state = read_state(connection)
+        keep = {f"vectors-{state.epoch}.f32", f"ids-{state.epoch}.bin", self._graph_path(state).name, "lock"}
+        for path in self.folder.glob("*"):
+            if path.name not in keep:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        with self._mutex:
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = self._graph = self._seen = None
+
+    def _graph_path(self, state: State) -> Path:
+        return self.folder / f"graph-{state.epoch}-{state.graph}.hnsw"
+
+
+def attempt(work: Callable[[], _T]) -> _T | None:
+    """Do something for the cache. Where the folder cannot be written, searching goes on without it, from memory."""
+    try:
+        return work()
+    except BlockingIOError:  # another process is at it
+        return None
+    except OSError as error:
+        log.warning("The index's cache could not be used and is done without: %s", error)
+        return None
+
+
+class VectorFile:
+    """The mapped vectors and ids of one epoch. Once open they stay valid, whatever others do to the folder."""
+
+    def __init__(self, folder: Path, epoch: str, dim: int, fetch: Fetch) -> None:
+        """Open the files, or begin new ones where they are missing, damaged, or not what `fetch` says."""
+        self.folder, self.epoch, self.dim = folder, epoch, dim
+        self._files: tuple[int, ...] = ()
+        self._open()
+        if not self._trusted(fetch):
+            with _locked(folder, wait=True):
+                self._open()  # another process may have begun new ones meanwhile
+                if not self._trusted(fetch):
+                    self._begin()
+                    self._open()
+
+    def close(self) -> None:
+        for file in self._files:
+            os.close(file)
+        self._files = ()
+
+    @property
+    def rows(self) -> int:
+        """How many slots are on disk, by the header; -1 where it is damaged."""
+        data = os.pread(self._files[0], HEADER.size + 4, 0) if self._files else b""
+        if len(data) < HEADER.size + 4 or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
+            return -1
+        magic, epoch, dim, rows = HEADER.unpack(data[:-4])
+        vectors, ids = (os.fstat(file).st_size for file in self._files)
+        fits = vectors >= PAGE + rows * dim * 4 and ids >= rows * 16
+        return int(rows) if (magic, epoch, dim) == (MAGIC, self.epoch.encode(), self.dim) and fits else -1
+
+    def map(self, rows: int) -> tuple[Vectors, Ids]:
+        """The first `rows` rows. Pages are read when they are touched, and shared with every other process."""
+        if rows <= 0:
+            return np.empty((0, self.dim), np.float32), np.empty((0, 16), np.uint8)
+        vectors = mmap.mmap(self._files[0], PAGE + rows * self.dim * 4, access=mmap.ACCESS_READ)
+        ids = mmap.mmap(self._files[1], rows * 16, access=mmap.ACCESS_READ)
+        return (
+            np.frombuffer(vectors, np.float32, rows * self.dim, PAGE).reshape(rows, self.dim),
+            np.frombuffer(ids, np.uint8, rows * 16).reshape(rows, 16),
+        )
+
+    def extend(self, last: int, fetch: Fetch) -> None:
+        """Append the slots up to `last`. Rows reach the disk before the header counts them."""
+        with _locked(self.folder, wait=last - self.rows > CHUNK):
+            first = self.rows
+            while 0 <= first < last:
+                stop = min(first + CHUNK, last)
+                vectors, ids = fetch(first, stop)
+                _write(self._files[1], ids.tobytes(), first * 16)
+                _write(self._files[0], vectors.tobytes(), PAGE + first * self.dim * 4)
+                for file in self._files:
+                    os.fdatasync(file)
+                _write(self._files[0], self._header(stop), 0)
+                first = stop
+
+    def _paths(self) -> tuple[Path, Path]:
+        return self.folder / f"vectors-{self.epoch}.f32", self.folder / f"ids-{self.epoch}.bin"
+
+    def _open(self) -> None:
+        self.close()
+        try:
+            for path in self._paths():
+                self._files += (_open(path),)
+        except FileNotFoundError:
+            self.close()
+
+    def _trusted(self, fetch: Fetch) -> bool:
+        """A look at a few rows: enough to catch a file of another history; `Store.verify` compares them all."""
+        rows = self.rows
+        vectors, ids = self.map(rows)
+        for slot in {rows - 1, *range(0, rows, max(1, rows // 16))} if rows > 0 else ():
+            (vector,), (name,) = fetch(slot, slot + 1)
+            if vector.any() and not (np.array_equal(vector, vectors[slot]) and np.array_equal(name, ids[slot])):
+                return False
+        return rows >= 0
+
+    def _begin(self) -> None:
+        """New files in place of the old: never a truncation, which would pull the pages from under other processes."""
+        for path, data in zip(self._paths(), (self._header(0).ljust(PAGE, b"\0"), b""), strict=True):
+            new = path.with_suffix(".new")
+            new.write_bytes(data)
+            new.replace(path)
+
+    def _header(self, rows: int) -> bytes:
+        data = HEADER.pack(MAGIC, self.epoch.encode(), self.dim, rows)
+        return data + zlib.crc32(data).to_bytes(4, "little")
+
+
+def load_graph(path: Path, crc: int, vectors: Vectors) -> Graph:
+    """The graph in `path` over these mapped vectors. A damaged one is an OSError: following it could end anywhere."""
+    if _crc(path) != crc:
+        raise OSError(f"{path} is damaged")
+    with path.open("rb") as file:
+        index = faiss.read_index(faiss.PyCallbackIOReader(file.read), faiss.IO_FLAG_SKIP_STORAGE)
+    storage = faiss.IndexFlatIP(vectors.shape[1])
+    storage.codes = faiss.MaybeOwnedVectorUInt8.create_view(
+        faiss.swig_ptr(vectors.view(np.uint8)), vectors.nbytes, storage.codes.owner
+    )
+    storage.ntotal = len(vectors)
+    index.storage, index.own_fields = storage, False
+    return Graph(index, storage, vectors)
+
+
+def build_graph(path: Path, vectors: Vectors, base: Path | None) -> int:
+    """Write the graph over these vectors to `path`, going on from `base` where there is one; return the file's crc32.
+
+    Building needs a second copy of the vectors in memory for as long as it takes; searching does not.
+    """
+    index = faiss.IndexHNSWFlat(vectors.shape[1], M, faiss.METRIC_INNER_PRODUCT)
+    if base is not None:
+        with base.open("rb") as file:
+            index = faiss.read_index(faiss.PyCallbackIOReader(file.read), faiss.IO_FLAG_SKIP_STORAGE)
+        storage = faiss.IndexFlatIP(vectors.shape[1])
+        storage.add(vectors[: index.ntotal])
+        index.storage, index.own_fields = storage, False
+    index.hnsw.efConstruction = EF_CONSTRUCTION
+    for start in range(index.ntotal, len(vectors), CHUNK):
+        index.add(vectors[start : start + CHUNK])
+    new = path.with_suffix(".new")
+    with new.open("wb") as file:
+        writer = faiss.PyCallbackIOWriter(file.write)
+        faiss.write_index(index, writer, faiss.IO_FLAG_SKIP_STORAGE)
+        del writer  # it holds what it has not yet written
+    new.replace(path)
+    return _crc(path)
+
+
+def _crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EROFS):
+            raise
+        return os.open(path, os.O_RDONLY)
+
+
+def _write(file: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(file, view, offset)
+        view, offset = view[done:], offset + done
+
+
+@contextmanager
+def _locked(folder: Path, wait: bool) -> Iterator[None]:
+    """One process at a time; BlockingIOError when another one is at it and a few rows are not worth waiting for."""
+    folder.mkdir(exist_ok=True)
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(file)

@@ -1,0 +1,180 @@
+"""Nearest neighbours in one committed state of an embedded index: plain arrays in, scores and slots out.
+
+Candidates come from the fastest way there is (BLAS for one query, faiss for many, the graph where less than exact will
+do) with a few more than asked for; they are then scored again, one by one, in float64. So a score depends on the two
+vectors only, never on the batch, the block or the position that BLAS saw them in, and copies of a picture really tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from cooc.store import Vectors
+
+Slots = NDArray[np.int64]
+Ids = NDArray[np.uint8]  # (n, 16)
+_Number = TypeVar("_Number", np.float32, np.uint8)
+
+SLACK = 2e-6  # more than float32 products of unit vectors are ever off by
+SPARE = 8  # candidates beyond k: enough unless there are many copies of a picture
+BLOCK = 16_384  # rows gathered at once for a filter
+EF_SEARCH = 128  # HNSW: nodes kept in sight; measured for recall@100 >= 0.95
+WIDTH = 1 << 24  # scores held at once
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An HNSW graph over the first `size` slots. It borrows the mapped vectors: no second copy in memory."""
+
+    index: faiss.IndexHNSW
+    storage: faiss.IndexFlat
+    vectors: Vectors  # keeps the mapping alive
+
+    @property
+    def size(self) -> int:
+        return int(self.index.ntotal)
+
+
+@dataclass(frozen=True)
+class View:
+    """Slots 0..n-1 of one committed state: first those in the mapped file, then those not yet written there."""
+
+    mapped: Vectors
+    mapped_ids: Ids
+    tail: Vectors
+    tail_ids: Ids
+    live: NDArray[np.bool_]  # (n,)
+    count: int  # of live slots
+    graph: Graph | None = None
+
+    def vectors(self, slots: Slots) -> Vectors:
+        return _take(self.mapped, self.tail, slots)
+
+    def ids(self, slots: Slots) -> Ids:
+        return _take(self.mapped_ids, self.tail_ids, slots)
+
+    def search(self, queries: Vectors, k: int, slots: Slots | None, approximate: bool) -> tuple[Vectors, Slots]:
+        """Scores (Q, k') and slots (Q, k') of the best among `slots` (live ones; None: all that live)."""
+        k = min(k, self.count if slots is None else len(slots))
+        scores, found = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        rest = np.arange(len(queries))
+        if k and approximate and self.graph and (slots is None or 2 * len(slots) >= self.count):
+            rest = self._finish(queries, rest, k, *self._walk(self.graph, queries, k, slots), scores, found)
+        total = len(self.live) if slots is None else len(slots)
+        fetch = k + SPARE + (0 if slots is not None else 2 * k * (total - self.count) // max(total, 1))
+        while k and len(rest):
+            fetch = min(fetch, total)
+            step = max(1, WIDTH // fetch)
+            rest = np.concatenate(
+                [
+                    self._finish(
+                        queries, part, k, *self._scan(queries[part], fetch, slots), scores, found, fetch == total
+                    )
+                    for part in (rest[i : i + step] for i in range(0, len(rest), step))
+                ]
+            )
+            fetch *= 4
+        return scores, found
+
+    def _scan(self, queries: Vectors, fetch: int, slots: Slots | None) -> tuple[Vectors, Slots]:
+        """The `fetch` best of the given slots, dead ones among them if none are given."""
+        scores, found = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+        for rows, first in self._blocks(slots):
+            block_scores, block_rows = _top(queries, rows, min(fetch, len(rows)))
+            block_slots = block_rows + first if isinstance(first, int) else first[block_rows]
+            scores, found = np.hstack([scores, block_scores]), np.hstack([found, block_slots])
+            if scores.shape[1] > fetch:
+                keep = np.argpartition(-scores, fetch - 1, axis=1)[:, :fetch]
+                scores, found = np.take_along_axis(scores, keep, 1), np.take_along_axis(found, keep, 1)
+        return scores, found
+
+    def _blocks(self, slots: Slots | None) -> Iterable[tuple[Vectors, int | Slots]]:
+        if slots is None:
+            yield from ((rows, first) for rows, first in ((self.mapped, 0), (self.tail, len(self.mapped))) if len(rows))
+        else:
+            for start in range(0, len(slots), BLOCK):
+                part = slots[start : start + BLOCK]
+                yield self.vectors(part), part
+
+    def _walk(self, graph: Graph, queries: Vectors, k: int, slots: Slots | None) -> tuple[Vectors, Slots]:
+        """Candidates from the graph, and from an exact scan of what was added after it was built."""
+        wanted = self.live
+        if slots is not None:
+            wanted = np.zeros_like(self.live)
+            wanted[slots] = True
+        params = faiss.SearchParametersHNSW(efSearch=max(EF_SEARCH, 2 * k))
+        if not wanted[: graph.size].all():
+            bits = np.packbits(wanted[: graph.size], bitorder="little")
+            params.sel = selector = faiss.IDSelectorBitmap(graph.size, faiss.swig_ptr(bits))  # noqa: F841 (kept alive)
+        scores, found = graph.index.search(queries, k + SPARE, params=params)
+        scores[found < 0] = -np.inf
+        newer = np.flatnonzero(wanted[graph.size :]) + graph.size
+        if len(newer):
+            more = self._scan(queries, min(k + SPARE, len(newer)), newer)
+            scores, found = np.hstack([scores, more[0]]), np.hstack([found, more[1]])
+        return scores, found
+
+    def _finish(
+        self,
+        queries: Vectors,
+        which: NDArray[np.int64],
+        k: int,
+        scores: Vectors,
+        slots: Slots,
+        out_scores: Vectors,
+        out_slots: Slots,
+        complete: bool | None = None,
+    ) -> NDArray[np.int64]:
+        """Score the candidates of the queries `which` again and put the best k out; return the queries left undone.
+
+        Undone are those with fewer than k live candidates and, in an exact search, those whose last candidate is so
+        near to the k-th that others like it may have been left out. `complete`: all was fetched; None: no matter.
+        """
+        lowest = scores.min(axis=1)
+        scores = np.where((slots >= 0) & self.live[slots], scores, np.float32(-np.inf))
+        kth = np.partition(scores, -k, axis=1)[:, -k] if scores.shape[1] >= k else np.full(len(which), -np.inf)
+        done = np.isfinite(kth)
+        if complete is False:
+            done &= lowest < kth - SLACK
+        for row in np.flatnonzero(done):
+            query = which[row]
+            near = slots[row][scores[row] >= kth[row] - SLACK]
+            exact = np.concatenate(
+                [
+                    np.einsum("nd,d->n", self.vectors(near[i : i + BLOCK]), queries[query], dtype=np.float64)
+                    for i in range(0, len(near), BLOCK)
+                ]
+            ).astype(np.float32)
+            high, low = self.ids(near).view(">u8").T
+            best = np.lexsort((low, high, -exact))[:k]
+            out_scores[query], out_slots[query] = exact[best], near[best]
+        return which[~done]
+
+
+def _take(mapped: NDArray[_Number], tail: NDArray[_Number], slots: Slots) -> NDArray[_Number]:
+    if not len(tail):
+        return mapped[slots]
+    rows = np.empty((len(slots), mapped.shape[1]), mapped.dtype)
+    late = slots >= len(mapped)
+    rows[~late], rows[late] = mapped[slots[~late]], tail[slots[late] - len(mapped)]
+    return rows
+
+
+def _top(queries: Vectors, rows: Vectors, k: int) -> tuple[Vectors, Slots]:
+    """The k best rows for each query, in any order. faiss has one thread for each query, BLAS all of them for one."""
+    if len(queries) > 4 and k <= 2048:
+        scores, found = faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT)
+        return scores, found
+    scores, found = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+    step = max(1, WIDTH // len(rows))
+    for i in range(0, len(queries), step):
+        block = queries[i : i + step] @ rows.T
+        best = np.argpartition(block, len(rows) - k, axis=1)[:, len(rows) - k :]
+        scores[i : i + step], found[i : i + step] = np.take_along_axis(block, best, 1), best
+    return scores, found

@@ -1,0 +1,106 @@
+"""Images as rows of SQLite: the statements that reading, changing and searching an embedded index share."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cooc.errors import InputError, StoreDamagedError
+from cooc.store import Filter, Record, StoreMeta, Vectors, path_text
+from cooc.stores._nearest import Ids
+
+IDS = 500  # parameters in one SQL statement
+
+RECORD = (
+    "SELECT slot, path, size, mtime_ns, sha256, width, height, taken,"
+    " (SELECT json_group_array(tag) FROM tags WHERE tags.slot = images.slot) FROM images"
+)
+
+
+class State(NamedTuple):
+    """What a search structure depends on; equal states have equal vectors in equal slots."""
+
+    epoch: str
+    slots: int  # given out so far
+    graph: int  # slots that the HNSW graph covers, 0 for none
+    graph_crc: int
+    removed: int
+
+
+def read_state(connection: sqlite3.Connection) -> State:
+    query = "SELECT epoch, next_slot, graph, graph_crc, (SELECT count(*) FROM removed) FROM state"
+    return State(*connection.execute(query).fetchone())
+
+
+def read_meta(connection: sqlite3.Connection) -> StoreMeta:
+    return StoreMeta(**json.loads(connection.execute("SELECT json FROM meta").fetchone()[0]))
+
+
+def record(row: tuple[Any, ...]) -> Record:
+    _, path, size, mtime_ns, sha256, width, height, taken, tags = row
+    return Record(path_text(path), size, mtime_ns, sha256.hex(), width, height, taken, frozenset(json.loads(tags)))
+
+
+def id_bytes(name: str) -> bytes:
+    try:
+        return bytes.fromhex(name)
+    except ValueError:
+        raise InputError(f"{name!r} is no id of an image: 32 digits 0-9a-f are expected.") from None
+
+
+def each(connection: sqlite3.Connection, query: str, values: Iterable[object]) -> Iterator[Any]:
+    """Rows of a query that ends in IN, for any number of values."""
+    values = list(values)
+    for start in range(0, len(values), IDS):
+        part = values[start : start + IDS]
+        yield from connection.execute(f"{query} ({','.join('?' * len(part))})", part).fetchall()
+
+
+def drop(connection: sqlite3.Connection, paths: list[bytes]) -> dict[bytes, frozenset[str]]:
+    """Remove images; return the tags of those that there were."""
+    rows = list(each(connection, f"{RECORD} WHERE path IN", paths))
+    for table in ("images", "vectors", "tags"):
+        connection.executemany(f"DELETE FROM {table} WHERE slot = ?", ((row[0],) for row in rows))
+    connection.executemany("INSERT INTO removed VALUES (?)", ((row[0],) for row in rows))
+    return {row[1]: frozenset(json.loads(row[-1])) for row in rows}
+
+
+def renumber(connection: sqlite3.Connection, moves: list[tuple[int, int]]) -> None:
+    for table in ("images", "vectors", "tags"):
+        connection.executemany(f"UPDATE {table} SET slot = ? WHERE slot = ?", ((new, old) for old, new in moves))
+
+
+def matching(where: Filter | None) -> tuple[str, list[object]]:
+    """`Filter.matches` in SQL. A tilde is after everything that a date holds."""
+    clauses, values = ["TRUE"], list[object]()
+    if where is not None and where.folder:
+        clauses.append("path >= ? AND path < ?")
+        values += [where.folder, where.folder[:-1] + b"0"]  # "0" comes right after "/"
+    if where is not None and where.taken_from is not None:
+        clauses.append("taken >= ?")
+        values.append(where.taken_from)
+    if where is not None and where.taken_to is not None:
+        clauses.append("taken < ?")
+        values.append(where.taken_to + "~")
+    for tag in sorted(where.tags) if where is not None else ():
+        clauses.append("slot IN (SELECT slot FROM tags WHERE tag = ?)")
+        values.append(tag)
+    return " AND ".join(clauses), values
+
+
+def fetch(connection: sqlite3.Connection, dim: int, first: int, last: int) -> tuple[Vectors, Ids]:
+    """Vectors and ids of the slots [first, last); zero where the image was removed."""
+    vectors, ids = np.zeros((last - first, dim), np.float32), np.zeros((last - first, 16), np.uint8)
+    rows = connection.execute(
+        "SELECT slot, id, vector FROM vectors JOIN images USING (slot) WHERE slot >= ? AND slot < ?", (first, last)
+    )
+    for slot, name, data in rows:
+        if len(data) != 4 * dim:
+            raise StoreDamagedError(f"The vector of image {name.hex()} is damaged: run cooc verify.")
+        vectors[slot - first] = np.frombuffer(data, "<f4")
+        ids[slot - first] = np.frombuffer(name, np.uint8)
+    return vectors, ids
