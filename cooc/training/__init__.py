@@ -1,0 +1,10 @@
+"""Learning co-occurrences (section 5 of the paper): photos -> activations, kept -> tuples -> CoOcNet -> a filter.
+
+tuples.py         labelled photos; which of them match; hard negatives
+verification.py   which photos of one label show the same thing, by the geometry of their activations
+cache.py          activations of the frozen network, computed once, padded exactly
+losses.py         contrastive (the paper's), triplet, smooth-AP
+network.py        CoOcNet: activations -> co-occurrences with a learned filter -> pooled unit vectors
+train.py          the loop: mine, step, validate, keep the best; resumable
+filters.py        a filter compressed, imported and drawn
+"""
