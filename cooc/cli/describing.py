@@ -196,7 +196,7 @@ def recipes(
     if as_json:
         typer.echo(json.dumps([{"name": r.name, "source": r.source, "config": r.config.as_dict()} for r in found]))
         return
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, width=None if name or out.is_terminal else WIDE)
     if name:
         table.add_column("setting", style="bold")
         table.add_column("value")
@@ -208,7 +208,7 @@ def recipes(
         for r in found:
             cells = (r.config.pooling, r.config.cooccurrence, r.config.mask, str(r.config.dim), r.source)
             table.add_row(r.name, *("-" if cell == "none" else cell for cell in cells))
-    out.print(table, soft_wrap=False, width=None if out.is_terminal else WIDE)
+    out.print(table, soft_wrap=False, crop=False)
 
 
 def _list(images: list[Path]) -> list[Path]:

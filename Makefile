@@ -1,0 +1,39 @@
+# make demo    find photographs by altered views of them: a table, and a picture in demo/
+# make test    everything that CI runs
+# make lint    the quick part of it
+# make docs    write docs/cli.md anew from --help
+#
+# Each makes .venv first, with the versions in constraints.txt. PYTHON=python3.12 chooses another interpreter.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint docs clean
+
+demo: .venv/demo.installed
+	$(BIN)/python examples/demo.py
+
+test: lint
+	$(BIN)/pytest -q
+
+lint: .venv/dev.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: .venv/dev.installed
+	$(BIN)/python docs/write_cli.py
+
+clean:
+	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The constraints are given by the environment, so that the builds which pip starts keep to them as well.
+.venv/%.installed: pyproject.toml constraints.txt | .venv/bin/pip
+	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/pip install --quiet --disable-pip-version-check -e '.[$*]'
+	@touch $@
+
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cooc needs Python 3.11 or later: make PYTHON=...")'
+	$(PYTHON) -m venv .venv
