@@ -24,7 +24,7 @@ Tensors are (B, C, H, W). The threshold is the mean of *each image*, so a result
 from __future__ import annotations
 
 import os
-import tempfile
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +69,8 @@ def cooccurrence(
 
 def cooccurrence_learned(A: Tensor, filter: Tensor, threshold: Threshold = "mean", window_mean: bool = False) -> Tensor:
     """C_T with a filter F (C, C, S, S) of its own: rho * conv2d(A * rho, F) / (C-1) (Eq. 6, Algorithm 1)."""
-    radius = _filter_radius(filter, A.shape[1])
     rho, a = _threshold(A, threshold, accumulate=False)
+    radius = _filter_radius(filter, A.shape[1])
     together = F.conv2d(a, filter.to(a.dtype), padding=radius)  # (B, C, H, W)
     return rho * together / _normaliser(A, radius, window_mean)
 
@@ -84,9 +84,9 @@ def cooccurrence_factored(
     window_mean: bool = False,
 ) -> Tensor:
     """C_T with F = direct + left @ right: left (C, R), right (R, C, S, S). C/R times cheaper than a full filter."""
-    radius = _filter_radius(right, A.shape[1])
-    direct = cooccurrence(A, radius, threshold, eps, window_mean)
     rho, a = _threshold(A, threshold, accumulate=False)
+    radius = _filter_radius(right, A.shape[1], left)
+    direct = cooccurrence(A, radius, threshold, eps, window_mean)
     low = F.conv2d(a, right.to(a.dtype), padding=radius)  # (B, R, H, W)
     delta = F.conv2d(low, left.to(a.dtype)[:, :, None, None])  # (B, C, H, W)
     return direct + rho * delta / _normaliser(A, radius, window_mean)
@@ -132,7 +132,9 @@ def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor") -> Tenso
     _check_radius(radius)
     if form not in ("vector", "tensor"):
         raise UnknownNameError("form of Shih's co-occurrence", form, ("vector", "tensor"))
+    _check_finite(A)
     B, C, H, W = A.shape
+    radius = min(radius, max(H, W))  # whatever lies farther is as empty as the first offset outside
     flat = A.flatten(2)  # (B, C, HW)
     padded = F.pad(A, (radius,) * 4)
     side = 2 * radius + 1
@@ -142,7 +144,7 @@ def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor") -> Tenso
         return padded[:, :, dy : dy + H, dx : dx + W].flatten(2)  # (B, C, HW): a at p + o
 
     best = flat @ shifted(0).mT  # (B, C, C)
-    where = torch.zeros(B, C, C, dtype=torch.int16, device=A.device)
+    where = torch.zeros(B, C, C, dtype=torch.int32, device=A.device)
     for offset in range(1, side * side):
         correlation = flat @ shifted(offset).mT
         where = torch.where(correlation.detach() > best.detach(), offset, where)
@@ -185,12 +187,15 @@ class Cooccurrence(nn.Module):
         self.form, self.radius, self.threshold, self.eps, self.window_mean = form, radius, threshold, eps, window_mean
         if form == "learned":
             start = direct_filter(channels or 0, radius, eps) if filter is None else filter
-            self.radius = _filter_radius(start, channels or start.shape[0])
+            self.radius = _filter_radius(start, channels)
             self.weight = nn.Parameter(start.clone())  # (C, C, S, S)
         elif form == "factored":
-            delta = None if filter is None else filter - direct_filter(filter.shape[0], _filter_radius(filter), eps)
+            delta = None
+            if filter is not None:
+                radius = _filter_radius(filter, channels)
+                delta = filter - direct_filter(filter.shape[0], radius, eps).to(filter)
             left, right = _low_rank(delta, channels or 0, radius, rank)
-            self.radius = _filter_radius(right)
+            self.radius = radius
             self.left = nn.Parameter(left)  # (C, R)
             self.right = nn.Parameter(right)  # (R, C, S, S)
 
@@ -222,19 +227,18 @@ class Cooccurrence(nn.Module):
         path = Path(path)
         if self.form == "direct":
             raise InputError(f"{path}: the direct form has nothing to save; it follows from the radius.")
-        handle, name = tempfile.mkstemp(dir=path.parent or ".", prefix=path.name, suffix=".tmp")
-        os.close(handle)
+        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
         try:
             if path.suffix == ".npy":
-                with Path(name).open("wb") as out:
+                with scratch.open("wb") as out:
                     np.save(out, self.full_filter().float().cpu().numpy())
             else:
                 meta = {"cooc_form": self.form, "eps": repr(self.eps), "threshold": str(self.threshold)}
                 meta["window_mean"] = str(self.window_mean)
-                save_file({k: v.detach().cpu().contiguous() for k, v in self.named_parameters()}, name, meta)
-            Path(name).replace(path)
+                save_file({k: v.detach().cpu().contiguous() for k, v in self.named_parameters()}, scratch, meta)
+            scratch.replace(path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            scratch.unlink(missing_ok=True)
             raise
 
     @classmethod
@@ -245,10 +249,11 @@ class Cooccurrence(nn.Module):
             raise InputError(f"{path}: no such filter file. Train one, or give a .npy or .safetensors filter.")
         if path.suffix == ".npy":
             try:
-                array = np.load(path, allow_pickle=False)
-            except (ValueError, OSError, EOFError) as error:
-                raise InputError(f"{path}: not a readable .npy array ({error}). Export the filter again.") from error
-            return cls("learned", filter=torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)))
+                with path.open("rb") as file:
+                    array = np.lib.format.read_array(file, allow_pickle=False)
+                return cls("learned", filter=torch.from_numpy(array.astype(np.float32, casting="same_kind")))
+            except (ValueError, TypeError, OSError) as error:
+                raise InputError(f"{path}: not a filter as .npy ({error}). Export the filter again.") from error
         try:
             with safe_open(path, "pt") as file:
                 meta, tensors = file.metadata() or {}, {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
@@ -256,15 +261,18 @@ class Cooccurrence(nn.Module):
             threshold = meta["threshold"] if meta["threshold"] == "mean" else float(meta["threshold"])
             options = {"threshold": threshold, "eps": float(meta["eps"]), "window_mean": meta["window_mean"] == "True"}
             first = tensors["weight" if form == "learned" else "right"]
-            layer = cls(form, channels=first.shape[1], radius=_filter_radius(first), rank=first.shape[0], **options)
+            radius = _filter_radius(first, left=tensors.get("left"))
+            layer = cls(form, channels=first.shape[1], radius=radius, rank=first.shape[0], **options)
             layer.load_state_dict(tensors)
-        except (SafetensorError, KeyError, RuntimeError, ValueError) as error:
+        except (SafetensorError, KeyError, IndexError, RuntimeError, ValueError) as error:
             raise InputError(f"{path}: not a filter that cooc wrote ({error}). Save or export it again.") from error
         return layer
 
 
 def _low_rank(delta: Tensor | None, channels: int, radius: int, rank: int) -> tuple[Tensor, Tensor]:
     """left (C, R), right (R, C, S, S) with left @ right nearest to delta; without delta, a start whose product is 0."""
+    if rank < 1:
+        raise InputError(f"rank must be at least 1; got {rank}. Without a delta, use the direct form.")
     if delta is None:
         side = 2 * radius + 1
         right = torch.randn(rank, channels, side, side) / (channels * side * side) ** 0.5
@@ -287,16 +295,16 @@ def _threshold(A: Tensor, threshold: Threshold, accumulate: bool = True) -> tupl
     _check_maps(A)
     wide = A.float() if A.dtype in (torch.float16, torch.bfloat16) else A
     if isinstance(threshold, Tensor):
-        t = threshold.reshape(-1, 1, 1, 1)
+        if threshold.numel() not in (1, A.shape[0]):
+            raise InputError(f"{threshold.numel()} thresholds for {A.shape[0]} images; give one, or one for each.")
+        t = threshold.to(wide).reshape(-1, 1, 1, 1)
     elif threshold == "mean":
         t = wide.mean((1, 2, 3), keepdim=True)
     elif isinstance(threshold, str):
         raise UnknownNameError("threshold", threshold, ("mean", "a number", "a tensor (B,)"))
     else:
         t = torch.full((1, 1, 1, 1), float(threshold), device=A.device, dtype=wide.dtype)
-    # The mean is finite only if every activation is. Reading it would stall a GPU: there Descriptor checks its vectors.
-    if A.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(t.isfinite().all()):
-        raise InputError("Activations or threshold hold NaN or infinity; check the image and the network's weights.")
+    _check_finite(t if isinstance(threshold, str) else t + wide.detach().sum())  # a mean or sum is, if all terms are
     a = wide if accumulate else A
     rho = a.detach().clone().gt_(t.detach())
     return rho, a * rho
@@ -312,14 +320,26 @@ def _check_maps(A: Tensor) -> None:
         raise InputError(f"Activations must be a floating-point (B, C, H, W) tensor; got {tuple(A.shape)}, {A.dtype}.")
 
 
+def _check_finite(x: Tensor) -> None:
+    """Only on the CPU and in eager mode: reading a value stalls a GPU, and there Descriptor checks its vectors."""
+    if x.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(x.isfinite().all()):
+        raise InputError("Activations or threshold hold NaN or infinity; check the image and the network's weights.")
+
+
 def _check_radius(radius: int) -> None:
     if isinstance(radius, bool) or not isinstance(radius, int) or radius < 0:
         raise InputError(f"radius must be a whole number of at least 0; got {radius!r}.")
 
 
-def _filter_radius(filter: Tensor, channels: int | None = None) -> int:
-    if filter.dim() != 4 or filter.shape[2] != filter.shape[3] or filter.shape[2] % 2 == 0:
-        raise InputError(f"A filter is (C, C, S, S) with S odd; got {tuple(filter.shape)}.")
+def _filter_radius(filter: Tensor, channels: int | None = None, left: Tensor | None = None) -> int:
+    """r of a filter (C, C, S, S), S = 2r+1; or, beside left (C, R), of the right (R, C, S, S) of a factored one."""
+    good = filter.dim() == 4 and filter.shape[2] == filter.shape[3] and filter.shape[2] % 2 == 1
+    if good:
+        good = filter.shape[0] == filter.shape[1] if left is None else tuple(left.shape) == (*filter.shape[1::-1],)
+    if not good:
+        wanted = "A filter is (C, C, S, S)" if left is None else "Factors are left (C, R) and right (R, C, S, S)"
+        shapes = [tuple(part.shape) for part in (left, filter) if part is not None]
+        raise InputError(f"{wanted} with S odd; got {' and '.join(map(str, shapes))}.")
     if channels is not None and filter.shape[1] != channels:
         raise InputError(f"This filter is for {filter.shape[1]} channels, the activations have {channels}.")
     return int(filter.shape[2] // 2)
