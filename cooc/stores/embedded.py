@@ -352,7 +352,7 @@ class EmbeddedStore:
             if state.removed and (not state.graph or state.removed >= RENUMBER_FROM * state.slots):
                 self._fill_holes(connection, state)
         with self._mutex, explained(self.folder):
-            connection.execute("PRAGMA incremental_vacuum").fetchall()
+            connection.executescript("PRAGMA incremental_vacuum")  # execute() would free one page only
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         if len(self) >= APPROXIMATE_FROM:
             self.build_graph()
