@@ -1,0 +1,104 @@
+"""What the documentation says is run or looked up: it cannot drift."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+
+from cooc.cli import app
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+METHOD = (ROOT / "docs/method.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def look_up(name: str) -> Any:
+    """`cooc.module.name`, at any depth."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def test_cli_page_is_what_help_says() -> None:
+    script = ROOT / "docs/write_cli.py"
+    spec = importlib.util.spec_from_file_location("write_cli", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "docs/cli.md is old: run `make docs`"
+
+
+def test_readme_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shapes in its comments are true."""
+    rng = np.random.default_rng(0)
+    for name in set(re.findall(r'"(\w+\.jpg)"', README)):
+        noise = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+        noise.resize((128, 96), Image.Resampling.BICUBIC).save(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("python")
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    stated = re.findall(r"^(\w+) = .*# \(([\d, ]+)\)", code, re.MULTILINE)
+    assert len(stated) >= 3
+    for name, shape in stated:
+        assert tuple(names[name].shape) == tuple(int(n) for n in shape.split(",")), name
+
+
+def test_readme_commands_exist() -> None:
+    """Every `cooc ...` line names a command, and options that it has."""
+    lines = [line for block in blocks("(?:sh|bash|console)") for line in block.splitlines()]
+    commands = [
+        shlex.split(line.removeprefix("$ "), comments=True)[1:] for line in lines if re.match(r"(\$ )?cooc ", line)
+    ]
+    assert len(commands) >= 3
+    for words in commands:
+        command: Any = typer.main.get_command(app)
+        while words and hasattr(command, "commands"):
+            assert words[0] in command.commands, f"README names `cooc {words[0]}`"
+            command = command.commands[words.pop(0)]
+        options = {option for parameter in command.params for option in parameter.opts}
+        used = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
+        assert used <= options, f"{command.name}: README uses {used - options}"
+
+
+def test_readme_files_exist() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"`make (\w+)`", README)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_method_page_quotes_the_code() -> None:
+    """Each function that the page names exists, and each line that it quotes is in that function."""
+    rows = re.findall(r"^\|.*\| (`cooc\.[^|]*) \|(.*)\|$", METHOD, re.MULTILINE)
+    assert len(rows) >= 20
+    for functions, line in rows:
+        names = re.findall(r"`(cooc\.[\w.]+)`", functions)
+        sources = [inspect.getsource(look_up(name)) for name in names]
+        for quoted in re.findall(r"`([^`]+)`", line):
+            assert quoted in sources[0], f"{names[0]} does not hold `{quoted}`"
+    for name in re.findall(r"`(cooc\.[\w.]+)`", METHOD):
+        look_up(name)
+
+
+def test_method_page_covers_every_equation() -> None:
+    for number in range(1, 12):
+        assert re.search(rf"^\| Eq\. {number}\b", METHOD, re.MULTILINE), number
