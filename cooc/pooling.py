@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +49,12 @@ __all__ = [
 def l2_normalise(x: Tensor) -> Tensor:
     """Rows of length 1; a row of zeros stays zeros."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.div(x, norm.clamp_min(torch.finfo(x.dtype).tiny))
+    return x / _or_one(norm)
+
+
+def _or_one(divisor: Tensor) -> Tensor:
+    """Zeros become 1, so that what is all zeros stays so, with a finite gradient."""
+    return torch.where(divisor > 0, divisor, torch.ones_like(divisor))
 
 
 def signed_sqrt(x: Tensor) -> Tensor:
@@ -66,6 +72,8 @@ def top_down_mask(H: int, W: int, device: torch.device | str | None = None) -> T
 
 def centre_mask(H: int, W: int, device: torch.device | str | None = None, sigma: float = 0.5) -> Tensor:
     """SpCt: a Gaussian around the centre; sigma in units of the shorter side. (H, W)"""
+    if not sigma > 0:
+        raise InputError(f"sigma, the width of the centre mask, must be more than 0; got {sigma}.")
     y = torch.arange(H, device=device) - (H - 1) / 2
     x = torch.arange(W, device=device) - (W - 1) / 2
     return torch.exp(-(y[:, None] ** 2 + x[None, :] ** 2) / (2 * (sigma * min(H, W)) ** 2))
@@ -122,7 +130,7 @@ def rmac_regions(H: int, W: int, levels: int = 3) -> list[tuple[int, int, int]]:
     short, long = min(H, W), max(H, W)
     extra = 0
     if short < long:
-        extra = min(range(1, 7), key=lambda m: abs(1 - (long - short) / (m * short) - 0.4))
+        extra = min(range(1, 7), key=lambda m: abs(3 * short - 5 * (long - short) / m))  # overlap 2/5; ties are exact
     regions = []
     for level in range(1, levels + 1):
         side = max(2 * short // (level + 1), 1)
@@ -134,16 +142,15 @@ def rmac_regions(H: int, W: int, levels: int = 3) -> list[tuple[int, int, int]]:
 
 def _starts(length: int, side: int, count: int) -> list[int]:
     """`count` starts spread evenly so that the first region begins at 0 and the last ends at `length`."""
-    if count == 1:
-        return [(length - side) // 2]
-    half = side // 2 - 1  # the original places centres, rounded down, and steps back
-    step = (length - side) / (count - 1)
-    return [max(0, math.floor(half + i * step) - half) for i in range(count)]
+    return [i * (length - side) // max(count - 1, 1) for i in range(count)]
 
 
 def gem(A: Tensor, C: Tensor | None = None, *, p: float | Tensor = 3.0, eps: float = 1e-6) -> Tensor:
     """GeM (Radenovic et al. 2018): the generalised mean over positions, (mean of a^p)^(1/p). (B, C)"""
-    return A.clamp_min(eps).pow(p).mean((2, 3)).pow(1 / p)
+    largest = A.detach().amax((2, 3), keepdim=True)  # taken out: no power overflows or vanishes, whatever p
+    scaled = A.clamp_min(eps) / largest.clamp_min(eps)
+    mean = scaled.pow(p).mean((2, 3)).pow(1 / p) * largest[:, :, 0, 0]
+    return mean.masked_fill(largest[:, :, 0, 0] <= eps, 0)  # a channel that never fires
 
 
 def crow(A: Tensor, C: Tensor | None = None) -> Tensor:
@@ -159,17 +166,14 @@ def crow(A: Tensor, C: Tensor | None = None) -> Tensor:
 def power_normalise(S: Tensor, a: float = 2.0, b: float = 2.0) -> Tensor:
     """Eq. 8: alpha = (S / ||S||_a)^(1/b) over the positions of each image; all zeros stay zeros. (B, H, W) -> same"""
     S = S.clamp_min(0)  # a learned filter may give negative totals: such positions count for nothing
-    norm = torch.linalg.vector_norm(S.flatten(1), a, dim=1)[:, None, None].clamp_min(torch.finfo(S.dtype).tiny)
-    ratio = S / norm
+    ratio = S / _or_one(torch.linalg.vector_norm(S.flatten(1), a, dim=1))[:, None, None]
     return torch.where(ratio > 0, ratio.clamp_min(torch.finfo(S.dtype).tiny) ** (1 / b), 0)
 
 
 def channel_rarity(C_V: Tensor, eps: float = 1e-5) -> Tensor:
     """Eq. 10: beta_k = log(sum C_V / (eps + C_V(k))), eps relative to sum C_V. (B, C) -> same"""
     C_V = C_V.clamp_min(0)
-    total = C_V.sum(1, keepdim=True)
-    share = C_V / total.clamp_min(torch.finfo(C_V.dtype).tiny)
-    return -torch.log(eps + share)
+    return -torch.log(eps + C_V / _or_one(C_V.sum(1, keepdim=True)))
 
 
 def _weighted_sum(A: Tensor, alpha: Tensor) -> Tensor:
@@ -238,6 +242,8 @@ def compact_bilinear(
     one scatter for each image, where the usual form needs two FFTs of length dim for each position. Exactly equal.
     """
     B = bilinear_matrix(A, C).flatten(1)
+    if B.shape[1] != len(bins):
+        raise InputError(f"This sketch is for {math.isqrt(len(bins))} channels, the activations have {A.shape[1]}.")
     out = torch.zeros(B.shape[0], dim, dtype=B.dtype, device=B.device)
     out = out.index_add(1, bins, B * signs.to(B.dtype))
     return signed_sqrt(out) if sqrt else out
@@ -260,7 +266,7 @@ class CompactBilinear(nn.Module):
     bins: Tensor
     signs: Tensor
 
-    def __init__(self, channels: int, dim: int = 8192, seed: int = 0, sqrt: bool = False) -> None:
+    def __init__(self, channels: int, *, dim: int = 8192, seed: int = 0, sqrt: bool = False) -> None:
         super().__init__()
         self.dim, self.sqrt = dim, sqrt
         bins, signs = sketch_hashes(channels, dim, seed)
@@ -279,8 +285,15 @@ class Pooling:
     cooccurrence: bool  # does it look at C_T?
     source: str
 
+    @property
+    def options(self) -> list[str]:
+        """The names that `build` takes."""
+        parameters = inspect.signature(self.build).parameters.values()
+        return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+
 
 def _plain(function: Callable[..., Tensor]) -> Callable[..., Callable[[Tensor, Tensor | None], Tensor]]:
+    @functools.wraps(function)  # for its signature
     def build(channels: int, **options: float) -> Callable[[Tensor, Tensor | None], Tensor]:
         return functools.partial(function, **options)
 
