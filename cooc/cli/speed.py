@@ -1,0 +1,100 @@
+"""`cooc bench speed`: shows what cooc.benchmark.speed measures, and writes it to results/."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from cooc.cli import err, out
+from cooc.errors import InputError
+
+WIDE = 120  # columns of a table that goes into a file or a pipe
+TITLES = {
+    "cooccurrence": "C_T at {0} x {1}, radius {2}; ratio: to the closed form; floor: A read, C_T written at copy speed",
+    "sketch": "Compact bilinear pooling to 8192 values; ratio: to the scatter form",
+    "descriptor": "Whole descriptor, pictures of {3} x {4}; ratio: to the bare network",
+}
+
+
+def speed(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    channels: Annotated[str, typer.Option(metavar="N,N,...", help="Channels of the maps.")] = "32,512,2048",
+    batches: Annotated[str, typer.Option(metavar="N,N,...", help="Images in one call.")] = "1,5,32",
+    picture: Annotated[str, typer.Option(metavar="WxH", help="Pixels of a picture for the descriptor.")] = "1024x768",
+    sections: Annotated[str, typer.Option(help="Any of cooccurrence,sketch,descriptor.")] = "",
+    forms: Annotated[str, typer.Option(help="Only these forms of C_T, joined by commas.")] = "",
+    seconds: Annotated[float, typer.Option(help="For one form at one size.")] = 0.4,
+    results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where speed-<device>.json goes.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Measure C_T in all its forms, the sketch, and the descriptor against its bare network, in one run."""
+    from cooc.benchmark.speed import FORMS, SECTIONS, Options, run_speed, write_speed
+
+    width, height = _numbers(picture, "x", "--picture", 2)
+    with err.status("Measuring ...") as status:
+        options = Options(
+            device=device,
+            channels=tuple(_numbers(channels, ",", "--channels")),
+            batches=tuple(_numbers(batches, ",", "--batches")),
+            picture=(height, width),
+            sections=tuple(sections.split(",")) if sections else SECTIONS,
+            forms=tuple(forms.split(",")) if forms else FORMS,
+            seconds=seconds,
+            progress=lambda what: status.update(f"Measuring {what}"),
+        )
+        result = run_speed(options)
+    path = write_speed(result, results)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    for section in options.sections:
+        out.print(_table(result, section), width=None if out.is_terminal else WIDE)
+    _print_targets(result)
+    out.print(f"Written to {path}.", markup=False)
+
+
+def _table(result: dict[str, Any], section: str) -> Table:
+    sizes = (*result["map_size"], result["radius"], *reversed(result["picture"]))
+    table = Table(title=TITLES[section].format(*sizes), title_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in ("channels", "batch", "ms / image", "10 .. 90 %", "ratio", "floor", "error"):
+        table.add_column(name, justify="right")
+    last = None
+    for row in (row for row in result["rows"] if row["section"] == section):
+        size = row["channels"], row["batch"]
+        if last not in (None, size):
+            table.add_section()
+        last = size
+        spread = row["note"] if row["ms"] is None else f"{_show(row['low'])} .. {_show(row['high'])}"
+        numbers = (_show(row["ms"]), spread, _show(row["ratio"]), _show(row["floor"]), _show(row["error"], ".0e"))
+        table.add_row(row["name"], *map(str, size), *numbers)
+    return table
+
+
+def _print_targets(result: dict[str, Any]) -> None:
+    for target in result["targets"]:
+        verdict = {True: "met", False: "missed", None: "not run"}[target["met"]]
+        out.print(f"{target['what']}: {_show(target['value'])} (wanted {target['wanted']}: {verdict})", markup=False)
+    load = result["load"]
+    where = result["machine"]["accelerator"] or f"{result['threads']} threads, load {load['before']} .. {load['after']}"
+    out.print(f"{result['device']} ({where}), copies {result['copy_gb_per_s']} GB/s.", markup=False)
+
+
+def _show(value: float | None, form: str = ".3g") -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if form == ".3g" and value >= 1000 else f"{value:{form}}"
+
+
+def _numbers(text: str, between: str, option: str, count: int | None = None) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(between)]
+    except ValueError:
+        numbers = []
+    if not numbers or (count is not None and len(numbers) != count):
+        raise InputError(f"{option} {text!r}: whole numbers joined by {between!r} are wanted.")
+    return numbers
