@@ -44,7 +44,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Results:
-    """Result files by data set and recipe, and the files of `cooc bench speed` by their machine's name."""
+    """Result files by data set and recipe, and those of `cooc bench speed` by device."""
 
     by_name: dict[tuple[str, str], Result]
     speed: dict[str, Result]
@@ -123,13 +123,15 @@ README = (  # the rows that tell the story
 
 
 def readme(results: Results) -> Table:
-    """The short one, for the sets that were measured."""
+    """The short one: rows and sets that were measured."""
     rows: list[list[str]] = []
     used: list[Result] = []
     for name, method, dim in README:
         row = next(row for row in paper.TABLES[name].rows if (row.method, row.dim) == (method, dim))
         ours, files = measure(row, paper.OXFORD, results)
-        size = files[0]["dim"] if files else dim
+        if not any(ours):
+            continue
+        size = files[0]["dim"]
         cells = [
             f"{_number(mine['mAP']) if mine else MISSING} ({_number(theirs)})"
             for mine, theirs in zip(ours, row.values, strict=False)
@@ -157,6 +159,31 @@ def reference(results: Results) -> Table:
 
 
 # What else was measured
+
+
+def performance(results: Results) -> Table:
+    """Milliseconds of C_T for one image: the paper's machine, then each of ours, in every form that it was timed in."""
+    rows: list[list[str]] = []
+    timed = {
+        device: {(r["channels"], r["batch"], r["name"]): r for r in result["rows"] if r["section"] == "cooccurrence"}
+        for device, result in results.speed.items()
+    }
+    forms = list(dict.fromkeys(name for cells in timed.values() for *_, name in cells if name != "all"))
+    theirs = {(timing.channels, timing.batch): timing for timing in paper.PERFORMANCE}
+    for channels, batch in sorted({key[:2] for cells in timed.values() for key in cells}):
+        size = [str(channels), str(batch)]
+        if timing := theirs.get((channels, batch)):
+            shih = "out of memory" if timing.shih is None else _short(timing.shih)
+            known = {"convolution float32": _short(timing.ours), "Shih": shih}
+            rows.append([*size, "paper: GTX 1080 Ti", *(known.get(form, "-") for form in forms), "-"])
+        for device, cells in timed.items():
+            found = [cells.get((channels, batch, form), {}) for form in forms]
+            floor = next((cell["floor"] for cell in found if cell.get("floor")), None)
+            machine = results.speed[device]["machine"]["accelerator"] or "CPU"
+            rows.append([*size, f"ours: {machine}", *(_short(cell.get("ms")) for cell in found), _short(floor)])
+    note = "Milliseconds for one image, 32 x 24 positions, radius 4. Memory floor: the time to read A and to write C_T."
+    headings = ["channels", "batch", "", *forms, "memory floor"]
+    return Table("Time of the co-occurrence tensor", headings, rows, note, sources(results.speed.values()))
 
 
 def learned(results: Results) -> Table:
@@ -200,6 +227,7 @@ TABLES: dict[str, Callable[[Results], Table]] = {
     "readme": readme,
     **{name: partial(published, table) for name, table in paper.TABLES.items()},
     "reference": reference,
+    "performance": performance,
     "learned": learned,
     "recipes": recipes,
 }
@@ -234,6 +262,13 @@ def _plain_first(expansion: str) -> tuple[bool, str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value + 1e-9:.1f}"  # 59.65 is 59.7, not 59.6
+
+
+def _short(ms: float | None) -> str:
+    """Three digits, whatever the size; never 1e+03."""
+    if ms is None:
+        return "-"
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
 
 
 def _compared(ours: Result | None, theirs: float | None, tolerance: float = math.inf) -> str:
