@@ -78,6 +78,9 @@ class DescriptorConfig:
         ):
             if name not in known:
                 raise UnknownNameError(kind, name, known)
+        for option, _ in self.options:
+            if option not in POOLINGS[self.pooling].options:
+                raise UnknownNameError(f"setting, or option of {self.pooling},", option, _settings(self.pooling))
         if self.size < 1 or self.dim < 0 or not self.scales or not all(0 < s <= 1 for s in self.scales):
             raise InputError("size must be at least 1, dim at least 0, and scales lie in (0, 1]: nothing is upsampled.")
         if self.cooccurrence == "learned" and not self.filter:
@@ -253,6 +256,10 @@ class Descriptor:
     def whiten(self, vectors: Tensor) -> Tensor:
         """The last stage alone: raw unit vectors -> whitened unit vectors."""
         return vectors if self.whitening is None else whiten(vectors.to(self.device), self.whitening)
+
+
+def _settings(pooling: str) -> list[str]:
+    return [field.name for field in dataclasses.fields(DescriptorConfig)] + POOLINGS[pooling].options
 
 
 def find_whitening(config: DescriptorConfig) -> Whitening:
