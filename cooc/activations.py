@@ -58,8 +58,9 @@ class Activations(nn.Module):
         return self  # frozen: batch norm must never see "training"
 
     def forward(self, images: Tensor) -> Tensor:
-        if images.dim() != 4 or images.shape[1] != 3 or min(images.shape[2:]) < 1:
-            raise InputError(f"Images must be (B, 3, H, W); got {tuple(images.shape)}.")
+        if images.dim() != 4 or images.shape[1] != 3 or min(images.shape[2:]) < self.stride:
+            shape = f"(B, 3, H, W) with sides of at least {self.stride}, one position"
+            raise InputError(f"Images must be {shape}; got {tuple(images.shape)}. Pad smaller ones.")
         x = images.to(self.mean.device)
         x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
         x = ((x - self.mean) / self.std).to(next(self.network.parameters()).dtype)
