@@ -48,7 +48,7 @@ RECIPES = ("paper-linear+raw", "paper-bilinear+raw")
 
 POOL_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}  # of all rotating inputs: more than the last cache holds
 RANK = 32
-CPU_OPERATIONS = 4e11  # of one call: a few seconds on two cores
+CPU_OPERATIONS = 2e11  # of one call: a few seconds on two cores
 
 Row = dict[str, Any]
 

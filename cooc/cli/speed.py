@@ -12,7 +12,7 @@ from rich.table import Table
 from cooc.cli import err, out
 from cooc.errors import InputError
 
-WIDE = 120  # columns of a table that goes into a file or a pipe
+WIDE = 100  # columns of a table that goes into a file or a pipe
 TITLES = {
     "cooccurrence": "C_T at {0} x {1}, radius {2}; ratio: to the closed form; floor: A read, C_T written at copy speed",
     "sketch": "Compact bilinear pooling to 8192 values; ratio: to the scatter form",
@@ -52,27 +52,30 @@ def speed(
         typer.echo(json.dumps(result))
         return
     for section in options.sections:
-        out.print(_table(result, section), width=None if out.is_terminal else WIDE)
+        _print_section(result, section)
     _print_targets(result)
     out.print(f"Written to {path}.", markup=False)
 
 
-def _table(result: dict[str, Any], section: str) -> Table:
+def _print_section(result: dict[str, Any], section: str) -> None:
+    rows = [row for row in result["rows"] if row["section"] == section]
     sizes = (*result["map_size"], result["radius"], *reversed(result["picture"]))
-    table = Table(title=TITLES[section].format(*sizes), title_justify="left")
-    table.add_column("", no_wrap=True)
-    for name in ("channels", "batch", "ms / image", "10 .. 90 %", "ratio", "floor", "error"):
-        table.add_column(name, justify="right")
-    last = None
-    for row in (row for row in result["rows"] if row["section"] == section):
-        size = row["channels"], row["batch"]
-        if last not in (None, size):
-            table.add_section()
-        last = size
-        spread = row["note"] if row["ms"] is None else f"{_show(row['low'])} .. {_show(row['high'])}"
-        numbers = (_show(row["ms"]), spread, _show(row["ratio"]), _show(row["floor"]), _show(row["error"], ".0e"))
-        table.add_row(row["name"], *map(str, size), *numbers)
-    return table
+    out.print(TITLES[section].format(*sizes), style="bold", markup=False)
+    numbers = [name for name in ("ratio", "floor", "error") if any(row[name] is not None for row in rows)]
+    table = Table(box=None, pad_edge=False, width=None if out.is_terminal else WIDE)
+    table.add_column("", no_wrap=True, ratio=1)
+    for heading in ("channels", "batch", "ms / image", "10 .. 90 %", *numbers):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        spread = f"{_show(row['low'])} .. {_show(row['high'])}" if row["ms"] is not None else row["note"].split(":")[0]
+        cells = [_show(row[name], ".0e" if name == "error" else ".3g") for name in numbers]
+        table.add_row(row["name"], str(row["channels"]), str(row["batch"]), _show(row["ms"]), spread, *cells)
+    out.print(table)
+    for row in rows:
+        if row["note"]:
+            size = f"{row['channels']} channels, batch {row['batch']}"
+            out.print(f"{row['name']}, {size}: {row['note']}.", style="dim", markup=False)
+    out.print()
 
 
 def _print_targets(result: dict[str, Any]) -> None:
@@ -81,7 +84,7 @@ def _print_targets(result: dict[str, Any]) -> None:
         out.print(f"{target['what']}: {_show(target['value'])} (wanted {target['wanted']}: {verdict})", markup=False)
     load = result["load"]
     where = result["machine"]["accelerator"] or f"{result['threads']} threads, load {load['before']} .. {load['after']}"
-    out.print(f"{result['device']} ({where}), copies {result['copy_gb_per_s']} GB/s.", markup=False)
+    out.print(f"{result['device']}: {where}; copies run at {result['copy_gb_per_s']} GB/s.", markup=False)
 
 
 def _show(value: float | None, form: str = ".3g") -> str:
