@@ -131,7 +131,8 @@ def correlation(inputs: Inputs) -> Figure:
     ax.set_yticks(middles, names)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    means = f"{matrix[same & off].mean():.2f} within a landmark, {matrix[~same].mean():.2f} between landmarks"
+    pairs = {"within a landmark": matrix[same & off], "between landmarks": matrix[~same]}
+    means = ", ".join(f"{values.mean():.2f} {where}" for where, values in pairs.items() if values.size)
     ax.set_title(f"Correlation of co-occurrence vectors\non average {means}", loc="left", fontsize=11)
     figure.colorbar(shown, ax=ax, shrink=0.8, pad=0.02).outline.set_visible(False)
     return figure
@@ -151,7 +152,7 @@ def landmarks(dataset: Dataset) -> list[str]:
     """What each query asks for: queries that share most positives ask for one thing, named as most of them are."""
     groups: list[tuple[set[int], list[int]]] = []  # positives of the first query, all queries
     for i, truth in enumerate(dataset.ground_truth):
-        positives = {int(j) for j in truth.select(("positives", "easy", "hard"))}
+        positives = {int(j) for j in truth.select(("positives", "easy", "hard", "itself"))}
         for first, members in groups:
             if 2 * len(first & positives) > len(first | positives):
                 members.append(i)
@@ -294,7 +295,7 @@ def best_worst(inputs: Inputs, count: int = 3) -> Figure:
     index = {path.stem: i for i, path in reversed(list(enumerate(dataset.image_paths)))}
     rule = PROTOCOLS[protocol]
     columns = max(len(result["top"][i]) for i in chosen)
-    figure = _page(1.25 * (columns + 1.4), 1.3 * len(chosen))
+    figure = _page(1.05 * (columns + 1.4), 1.1 * len(chosen))
     grid = figure.add_gridspec(len(chosen), columns + 1, width_ratios=[1.4] + [1.0] * columns)
     for row, i in enumerate(chosen):
         query, truth = dataset.queries[i], dataset.ground_truth[i]

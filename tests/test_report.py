@@ -1,0 +1,238 @@
+"""Tables from result files, and the documents that hold them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cooc.benchmark import paper, report
+from cooc.cli import app, reporting
+from cooc.errors import DatasetError, InputError, UnknownNameError
+from cooc.recipes import find_recipe
+
+ROOT = Path(__file__).parents[1]
+PROTOCOLS = {
+    "oxford5k": ("oxford",),
+    "roxford5k": ("roxford-easy", "roxford-medium", "roxford-hard"),
+    "gldv2_dev": ("plain",),
+}
+
+
+def write(folder: Path, dataset: str, recipe: str, scores: dict[str, list[float]], **more: Any) -> None:
+    """A result file as `cooc bench` writes it, with the numbers given: expansion -> mAP for each protocol."""
+    results = {
+        expansion: {
+            protocol: {"mAP": value, "interval": [value - 5, value + 5]}
+            for protocol, value in zip(PROTOCOLS[dataset], values, strict=True)
+        }
+        for expansion, values in scores.items()
+    }
+    content = {
+        "dataset": dataset,
+        "recipe": recipe,
+        "config": {"cooccurrence": "direct", "size": 1024},
+        "dim": 512,
+        "results": results,
+        "command": f"cooc bench {dataset} -r {recipe}",
+        "commit": "abc123",
+        "machine": {"accelerator": None, "cpu": "test machine"},
+    }
+    (folder / f"{dataset}--{recipe}.json").write_text(json.dumps(content | more))
+
+
+def row(table: report.Table, *start: str) -> list[str]:
+    """The row that starts so, and the one below it, joined."""
+    found = [i for i, cells in enumerate(table.rows) if cells[: len(start)] == list(start)]
+    assert len(found) == 1, f"{start} is there {len(found)} times"
+    return table.rows[found[0]] + table.rows[found[0] + 1]
+
+
+def test_the_papers_rows_name_recipes_that_exist() -> None:
+    rows = [row for table in (*paper.TABLES.values(), *paper.REFERENCE.values()) for row in table.rows]
+    names = {name for row in rows for name in row.recipes if not name.startswith("learned")}
+    assert {find_recipe(name).name for name in names} == names
+    for row in rows:
+        first = [name for name in row.recipes[:1] if not name.startswith("learned")]
+        assert all(find_recipe(name).config.dim == row.dim for name in first)
+
+
+def test_the_papers_numbers_agree_where_it_prints_them_twice() -> None:
+    """Tables 2, 3 and 5 share rows, as do 1 and 6, 4 and 6: a slip of the pen would show."""
+
+    def values(name: str, method: str, dim: int) -> dict[str, float | None]:
+        table = paper.TABLES[name]
+        return next(
+            dict(zip(table.columns, r.values, strict=True)) for r in table.rows if (r.method, r.dim) == (method, dim)
+        )
+
+    for one, other, method, dim in (
+        ("table1", "table6", "ucrow", 512),
+        ("table1", "table6", "crow + AQE", 512),
+        ("table1", "table6", "ChCO-SC_T + SpTD", 512),
+        ("table2", "table3", "BP(AC_T) + SpTD", 512),
+        ("table2", "table5", "BP(AC_T) + SpTD + AQE", 512),
+        ("table3", "table5", "BP(AC_T) + SpTD", 4096),
+        ("table4", "table6", "BP(AC_T) + ms", 8192),
+        ("table4", "table6", "BP(AC_T) learned + alphaQE + ms", 8192),
+    ):
+        first, second = values(one, method, dim), values(other, method, dim)
+        shared = set(first) & set(second)
+        assert shared
+        assert {k: first[k] for k in shared} == {k: second[k] for k in shared}
+
+
+def test_a_row_shows_ours_beside_the_papers_and_the_difference(tmp_path: Path) -> None:
+    write(tmp_path, "oxford5k", "ucrow", {"none": [64.9], "average-10": [71.0]})
+    write(tmp_path, "roxford5k", "ucrow", {"none": [59.8, 42.5, 14.9]})
+    table = report.TABLES["table1"](report.load_results(tmp_path))
+    assert table.headings == ["method", "dim", "", *paper.COLUMNS]
+    published, ours = table.rows[0], table.rows[1]
+    assert published == [
+        "ucrow",
+        "512",
+        "paper",
+        "66.0",
+        "60.5",
+        "41.2",
+        "12.0",
+        "75.8",
+        "74.8",
+        "57.7",
+        "30.2",
+        "81.1",
+    ]
+    assert ours[:7] == ["", "512", "ours", "64.9 (-1.1)", "59.8 (-0.7)", "42.5 (+1.4)", "14.9 (+2.9)"]
+    assert ours[7:] == ["not measured"] * 5
+    expanded = row(table, "ucrow + AQE")[len(table.headings) :]
+    assert expanded[3:5] == ["71.0 (+0.5)", "not measured"]
+    assert row(table, "crow")[-9:] == ["not measured"] * 9
+
+
+def test_a_smaller_vector_than_the_papers_is_shown_as_such(tmp_path: Path) -> None:
+    write(
+        tmp_path, "roxford5k", "paper-bilinear-ms+dim=4096", {"none": [70, 54, 30], "alpha-50": [72, 58, 33]}, dim=4096
+    )
+    results = report.load_results(tmp_path)
+    assert row(report.TABLES["table4"](results), "BP(AC_T) + ms")[11:15] == ["", "4096", "ours", "not measured"]
+    assert "58.0 (-2.9)" in row(report.TABLES["table6"](results), "BP(AC_T) + alphaQE + ms")
+    assert ["BP(AC_T) + ms", "4096 (8192)"] in [cells[:2] for cells in report.TABLES["readme"](results).rows]
+
+
+def test_methods_of_other_papers_have_no_line_of_ours(tmp_path: Path) -> None:
+    table = report.TABLES["table6"](report.load_results(tmp_path))
+    assert len(table.rows) == 2 * len(paper.TABLES["table6"].rows) - 2
+    assert row(table, "Fine-tuned VGG16-GeM + ms (Radenovic)")[3:5] == ["-", "61.9"]
+
+
+def test_reference_marks_what_is_off_by_more_than_a_point(tmp_path: Path) -> None:
+    write(tmp_path, "roxford5k", "crow", {"none": [59.8, 43.7, 20.0]})
+    write(tmp_path, "oxford5k", "crow+backbone=vgg16", {"none": [62.8]})
+    table = report.TABLES["reference"](report.load_results(tmp_path))
+    assert row(table, "crow", "512", "Oxford/Caffe")[-4:] == [
+        "not measured",
+        "59.8 (+1.0)",
+        "43.7 (-1.1 !)",
+        "20.0 (+0.0)",
+    ]
+    assert row(table, "crow", "512", "torchvision")[-4:] == ["62.8 (+1.1 !)"] + ["not measured"] * 3
+
+
+def test_learned_filters_stand_beside_the_direct_ones(tmp_path: Path) -> None:
+    learned = {"cooccurrence": "learned", "filter": "learned", "size": 1024}
+    write(tmp_path, "roxford5k", "learned", {"none": [66, 50, 25], "alpha-10": [68, 53, 27]}, config=learned)
+    write(tmp_path, "roxford5k", "paper-bilinear", {"none": [64.6, 49, 23.2]})
+    write(tmp_path, "roxford5k", "other", {"none": [1, 2, 3]}, config={"cooccurrence": "direct", "size": 640})
+    table = report.TABLES["learned"](report.load_results(tmp_path))
+    assert [cells[:4] for cells in table.rows] == [
+        ["learned", "512", "none", "direct"],
+        ["", "512", "none", "learned"],
+        ["learned", "512", "alpha-10", "direct"],
+        ["", "512", "alpha-10", "learned"],
+    ]
+    assert table.rows[0][5] == "64.6 [59.6, 69.6]"
+    assert table.rows[1][5] == "66.0 [61.0, 71.0]"
+    assert table.rows[2][5] == "not measured"
+
+
+def test_every_measured_recipe_is_listed(tmp_path: Path) -> None:
+    write(tmp_path, "gldv2_dev", "gem+p=4", {"none": [44.4]})
+    table = report.TABLES["recipes"](report.load_results(tmp_path))
+    assert table.rows == [["`gem+p=4`", "512", *["not measured"] * 4, "44.4 [39.4, 49.4]"]]
+
+
+def test_times_stand_beside_the_papers(tmp_path: Path) -> None:
+    about = {"section": "cooccurrence", "channels": 2048, "batch": 5, "floor": 0.00291, "note": ""}
+    rows = [
+        about | {"name": "closed form", "ms": 0.0824},
+        about | {"name": "convolution float32", "ms": 15.83},
+        about | {"name": "Shih", "ms": None},
+        about | {"section": "sketch", "name": "scatter", "ms": 1.0},
+    ]
+    machine = {"accelerator": "NVIDIA H200", "cpu": "x"}
+    content = {"rows": rows, "machine": machine, "command": "cooc bench speed", "commit": "abc"}
+    (tmp_path / "speed-cuda.json").write_text(json.dumps(content))
+    table = report.TABLES["performance"](report.load_results(tmp_path))
+    assert table.headings == ["channels", "batch", "", "closed form", "convolution float32", "Shih", "memory floor"]
+    assert table.rows == [
+        ["2048", "5", "paper: GTX 1080 Ti", "-", "5.58", "out of memory", "-"],
+        ["2048", "5", "ours: NVIDIA H200", "0.0824", "15.8", "-", "0.00291"],
+    ]
+    assert table.sources == ["`cooc bench speed` (commit abc, NVIDIA H200)"]
+
+
+def test_sources_are_named_once(tmp_path: Path) -> None:
+    for recipe in ("ucrow", "crow"):
+        write(tmp_path, "oxford5k", recipe, {"none": [60]}, command="cooc bench oxford5k -r ucrow,crow")
+    text = report.markdown(report.TABLES["readme"](report.load_results(tmp_path)))
+    assert text.count("`cooc bench oxford5k -r ucrow,crow` (commit abc123, test machine)") == 1
+
+
+def test_blocks_are_renewed_and_all_else_is_left_alone(tmp_path: Path) -> None:
+    results = report.load_results(tmp_path)
+    text = "# A\n<!-- table:readme -->\nold\n<!-- /table -->\nb | c\n<!-- table:table2 -->\n<!-- /table -->\n"
+    once = report.rewrite(text, results)
+    assert "old" not in once
+    assert once.startswith(
+        "# A\n<!-- table:readme -->\n**Measured (published)**: not measured.\n<!-- /table -->\nb | c\n"
+    )
+    assert "| BP(AA) | 512 | paper | 65.9 |" in once
+    assert report.rewrite(once, results) == once
+
+
+def test_broken_documents_and_results_are_refused(tmp_path: Path) -> None:
+    results = report.load_results(tmp_path)
+    with pytest.raises(UnknownNameError, match="Did you mean 'table1'"):
+        report.rewrite("<!-- table:tabel1 -->\n<!-- /table -->", results)
+    with pytest.raises(InputError, match=r"README.*needs its <!-- /table"):
+        report.rewrite("<!-- table:table1 -->\n", results, "README.md")
+    (tmp_path / "oxford5k--ucrow.json").write_text("{")
+    with pytest.raises(DatasetError, match=r"oxford5k--ucrow\.json is no result file"):
+        report.load_results(tmp_path)
+
+
+def test_no_document_differs_from_the_results() -> None:
+    """`cooc tables --write` repairs it."""
+    results = report.load_results(ROOT / "results")
+    documents = report.documents(ROOT)
+    assert ROOT / "docs" / "results.md" in documents
+    for path in documents:
+        text = path.read_text(encoding="utf-8")
+        assert report.rewrite(text, results, path.name) == text, f"{path.name}: run `cooc tables --write`"
+
+
+def test_the_command_prints_and_writes(tmp_path: Path) -> None:
+    write(tmp_path, "oxford5k", "ucrow", {"none": [64.9]})
+    assert reporting.tables in [command.callback for command in app.registered_commands]
+    (tmp_path / "README.md").write_text("<!-- table:readme -->\n<!-- /table -->\n")
+    runner = CliRunner()
+    shown = runner.invoke(app, ["tables", "table1", "performance", "--results", str(tmp_path)])
+    assert shown.exit_code == 0
+    assert "64.9 (-1.1)" in shown.stdout
+    assert "Time of the co-occurrence tensor: not measured" in shown.stdout
+    written = runner.invoke(app, ["tables", "--write", "--results", str(tmp_path), "--root", str(tmp_path)])
+    assert written.exit_code == 0
+    assert "| ucrow | 512 | 64.9 (66.0) |" in (tmp_path / "README.md").read_text()
