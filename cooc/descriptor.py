@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -62,7 +63,8 @@ class DescriptorConfig:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "options", tuple(sorted(dict(self.options).items())))
+        put(self, "options", tuple(sorted((name, _plain(value)) for name, value in dict(self.options).items())))
+        put(self, "sigma", float(self.sigma))  # equal configs must have one hash: 1 and 1.0 are written differently
         put(self, "scales", tuple(float(scale) for scale in self.scales))
         if not self.backbone.startswith("timm:"):
             if self.backbone not in BACKBONES:
@@ -83,6 +85,8 @@ class DescriptorConfig:
                 raise UnknownNameError(f"setting, or option of {self.pooling},", option, _settings(self.pooling))
         if self.size < 1 or self.dim < 0 or not self.scales or not all(0 < s <= 1 for s in self.scales):
             raise InputError("size must be at least 1, dim at least 0, and scales lie in (0, 1]: nothing is upsampled.")
+        if self.radius < 0 or not 0 < self.sigma < math.inf:
+            raise InputError("radius must be at least 0, and sigma more than 0.")
         if self.cooccurrence == "learned" and not self.filter:
             raise InputError('cooccurrence="learned" needs filter=, a filter file (.npy or .safetensors).')
 
@@ -200,14 +204,20 @@ class Descriptor:
         """Values in a vector."""
         if self.whitening is not None:
             return self.whitening.dim
-        side = self.backbone.stride
+        return self.raw_dim
+
+    @property
+    def raw_dim(self) -> int:
+        """Values in a vector before whitening."""
         with torch.inference_mode():
-            return int(self.pooler(torch.zeros(1, self.backbone.channels, side, side, device=self.device)).shape[1])
+            return int(self.pooler(torch.zeros(1, self.backbone.channels, 1, 1, device=self.device)).shape[1])
 
     @property
     def fingerprint(self) -> str:
-        """Of the numbers behind the config: network weights, filter and whitening. Vectors of one may be compared."""
-        parts = {f"backbone.{k}": v.float().cpu() for k, v in self.backbone.network.state_dict().items()}
+        """Of the numbers behind the config: network weights, filter and whitening. Vectors of one may be compared.
+
+        Weights count in bfloat16, so that a machine that computes in it may read what another wrote in float32."""
+        parts = {f"backbone.{k}": v.bfloat16().float().cpu() for k, v in self.backbone.network.state_dict().items()}
         parts |= {f"filter.{k}": v.cpu() for k, v in self.pooler.state_dict().items() if "cooccurrence" in k}
         if self.whitening is not None:
             parts |= {"mean": self.whitening.mean.cpu(), "projection": self.whitening.projection.cpu()}
@@ -229,10 +239,11 @@ class Descriptor:
         """Unit vectors before whitening, on the descriptor's device. (B, D')"""
         tensors = [self.load(image, box) for image, box in _pairs(images, boxes)]
         vectors: list[Tensor | None] = [None] * len(tensors)
-        for indices in batches([tuple(t.shape[1:]) for t in tensors], BATCH_PIXELS[self.device.type]):
+        kinds = [(*t.shape[1:], t.is_floating_point()) for t in tensors]  # bytes and floats in 0..1 do not mix
+        for indices in batches(kinds, BATCH_PIXELS[self.device.type]):
             for i, vector in zip(indices, self.describe(torch.stack([tensors[i] for i in indices])), strict=True):
                 vectors[i] = vector
-        return torch.stack([v for v in vectors if v is not None]) if vectors else torch.zeros(0, self.dim)
+        return torch.stack([v for v in vectors if v is not None]) if vectors else torch.zeros(0, self.raw_dim)
 
     @torch.inference_mode()
     def describe(self, images: Tensor) -> Tensor:
@@ -256,6 +267,11 @@ class Descriptor:
     def whiten(self, vectors: Tensor) -> Tensor:
         """The last stage alone: raw unit vectors -> whitened unit vectors."""
         return vectors if self.whitening is None else whiten(vectors.to(self.device), self.whitening)
+
+
+def _plain(value: float) -> float:
+    """3.0 -> 3: one way to write a number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _settings(pooling: str) -> list[str]:
@@ -316,19 +332,22 @@ def to_tensor(image: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
 
 
 def batches(shapes: Sequence[tuple[int, ...]], pixels: int) -> list[list[int]]:
-    """Indices of equal shapes together, in batches of at most so many pixels."""
+    """Indices of equal shapes (H, W, ...) together, in batches of at most so many pixels."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, shape in enumerate(shapes):
         groups.setdefault(shape, []).append(i)
     out = []
     for shape, members in groups.items():
-        most = max(1, pixels // max(1, math.prod(shape)))
+        most = max(1, pixels // max(1, shape[0] * shape[1]))
         out += [members[i : i + most] for i in range(0, len(members), most)]
     return out
 
 
 def _pairs(images: Any, boxes: Sequence[Box | None] | None) -> list[tuple[Image, Box | None]]:
-    single = isinstance(images, (str, bytes, Path, np.ndarray)) or hasattr(images, "read") or hasattr(images, "getexif")
+    single = isinstance(images, (str, bytes, os.PathLike, np.ndarray)) or (
+        isinstance(images, Tensor) and images.dim() == 3
+    )
+    single = single or hasattr(images, "read") or hasattr(images, "getexif")
     items = [images] if single else list(images)
     if boxes is not None and len(boxes) != len(items):
         raise InputError(f"{len(items)} images, but {len(boxes)} boxes; give one box, or None, for each image.")
