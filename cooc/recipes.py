@@ -93,7 +93,11 @@ def _change(config: DescriptorConfig, change: str) -> DescriptorConfig:
             value = int(text) if kinds[key] == "int" else float(text)
         elif key == "scales":
             value = tuple(float(part) for part in text.split(","))
+        if key == "backbone":  # the layers of one network mean nothing to another
+            return config.replace(backbone=text, layer="")
         return config.replace(**{key: value})
+    except InputError:
+        raise  # says by itself what is wrong
     except ValueError as error:
         raise InputError(f"Cannot read {change!r} in a recipe's name: {error}") from error
 
