@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -46,6 +46,7 @@ RECALL = np.linspace(0, 1, 21)  # where the mean precision-recall curve of a res
 
 EXPANSIONS: dict[str, Callable[..., Any]] = {
     "none": lambda queries, database, own: queries,
+    "average-5": lambda queries, database, own: average_expansion(queries, database, 5, exclude=own),
     "average-10": lambda queries, database, own: average_expansion(queries, database, 10, exclude=own),
     "alpha-10": lambda queries, database, own: alpha_expansion(queries, database, 10, 3, exclude=own),
     "alpha-50": lambda queries, database, own: alpha_expansion(queries, database, 50, 3, exclude=own),
@@ -225,14 +226,18 @@ def raw_vectors(
     for key, item in zip(keys, items, strict=True):
         if any(key not in cache for cache in caches.values()):
             todo.setdefault(key, item)
-    describe = _Shared(list(recipes), options) if todo else None
-    waiting = list(todo.items())
-    for start in range(0, len(waiting), PART):
-        part = dict(waiting[start : start + PART])
-        assert describe is not None
-        for pooling, vectors in _describe_part(list(part.values()), describe, size, options).items():
-            caches[pooling].add(list(part), vectors)
-        options.progress(what, min(start + PART, len(waiting)), len(waiting))
+    finished: dict[str, list[Vectors]] = {}
+
+    def keep() -> None:
+        for i, cache in enumerate(caches.values()):
+            cache.add(list(finished), np.stack([vectors[i] for vectors in finished.values()]))
+        finished.clear()
+
+    for done, (key, vectors) in enumerate(_describe(todo, recipes, size, options) if todo else (), start=1):
+        finished[key] = vectors
+        if len(finished) == PART or done == len(todo):
+            keep()
+            options.progress(what, done, len(todo))
     return {pooling: cache.get(keys) for pooling, cache in caches.items()}
 
 
@@ -301,22 +306,25 @@ class _Shared:
         return [d.combine(v).float().cpu().numpy() for d, v in zip(self.descriptors, found, strict=True)]
 
 
-def _describe_part(part: Sequence[Item], describe: _Shared, size: int, options: Options) -> dict[str, Vectors]:
-    keyed = [Item(i, item.source, item.box) for i, item in enumerate(part)]
+def _describe(
+    todo: dict[str, Item], recipes: Sequence[Recipe], size: int, options: Options
+) -> Iterator[tuple[str, list[Vectors]]]:
+    """Each picture's key and its vector for every recipe, in the order in which they get done."""
+    describe = _Shared(list(recipes), options)
     kind = describe.device.type
-    workers = options.workers if options.workers is not None else default_workers(kind)
-    pixels = BATCH_PIXELS[kind]
-    rows: dict[int, list[Vectors]] = {}
-    stride = describe.backbone.stride
-    for batch in extract(keyed, describe, size=size, min_side=stride, workers=workers, batch_pixels=pixels):
+    batches = extract(
+        [Item(key, item.source, item.box) for key, item in todo.items()],
+        describe,
+        size=size,
+        min_side=describe.backbone.stride,
+        workers=options.workers if options.workers is not None else default_workers(kind),
+        batch_pixels=BATCH_PIXELS[kind],
+    )
+    for batch in batches:
         if isinstance(batch, Bad):
             raise DatasetError(f"A benchmark needs all of its pictures. {batch.reason}")
         for i, item in enumerate(batch.items):
-            rows[item.key] = [vectors[i] for vectors in batch.result]
-    return {
-        recipe.config.pooling_hash: np.stack([rows[i][j] for i in range(len(part))])
-        for j, recipe in enumerate(describe.recipes)
-    }
+            yield item.key, [vectors[i] for vectors in batch.result]
 
 
 def provenance(device: str = "auto") -> dict[str, Any]:
