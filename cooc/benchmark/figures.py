@@ -257,7 +257,7 @@ def precision_recall(inputs: Inputs) -> Figure:
         raise DatasetError(
             f"{inputs.results} has no result of {', '.join(inputs.recipes or CURVES)}: run `cooc bench`."
         )
-    columns = min(2, len(panels))
+    columns = min(3 if len(panels) > 4 else 2, len(panels))
     rows = -(-len(panels) // columns)
     figure = _page(4.9 * columns, 3.9 * rows)
     for i, ((dataset, protocol), members) in enumerate(sorted(panels.items(), key=_by_name)):

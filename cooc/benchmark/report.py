@@ -276,7 +276,7 @@ def _compared(ours: Result | None, theirs: float | None, tolerance: float = math
         return MISSING
     if theirs is None:
         return _number(ours["mAP"])
-    difference = ours["mAP"] - theirs
+    difference = round(ours["mAP"] - theirs, 1) + 0.0  # what is shown is what is judged; no -0.0
     return f"{_number(ours['mAP'])} ({difference:+.1f}{' !' if abs(difference) > tolerance else ''})"
 
 
