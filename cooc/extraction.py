@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cooc.errors import CoocError, ImageError
+from cooc.errors import CoocError
 from cooc.images import Box, Source, load_image
 
 __all__ = ["Bad", "Batch", "Item", "decode", "extract"]
@@ -113,7 +114,7 @@ def decode(
     """Items in order, each with its pixels (H, W, 3) or the reason why there are none."""
     pool = _pool(workers)
     ahead = 2 * max(workers, 2)
-    running: deque[tuple[Item, Future[Pixels | str]]] = deque()
+    running: deque[tuple[Item, Future[Pixels]]] = deque()
     try:
         for item in items:
             running.append((item, _submit(pool, item, size, min_side)))
@@ -128,22 +129,22 @@ def decode(
 
 
 def _first(
-    pool: Executor, workers: int, running: deque[tuple[Item, Future[Pixels | str]]], size: int, min_side: int
+    pool: Executor, workers: int, running: deque[tuple[Item, Future[Pixels]]], size: int, min_side: int
 ) -> tuple[Executor, tuple[Item, Pixels | str]]:
     """The oldest result. Where a worker died, its pool is made anew and what was under way is decoded one at a time,
     so that the file which kills a decoder is found out and the others are not blamed for it."""
     item, future = running.popleft()
     try:
-        return pool, (item, future.result())
+        return pool, (item, _pixels(future))
     except BrokenExecutor:
         pool.shutdown(wait=False, cancel_futures=True)
     pool = _pool(workers)
     try:
-        result = _submit(pool, item, size, min_side).result()
+        result = _pixels(_submit(pool, item, size, min_side))
     except BrokenExecutor:
         pool.shutdown(wait=False)
         pool = _pool(workers)
-        result = f"{item.source!r}: decoding it crashed the decoder. Leave the file out, or save it again."
+        result = "Decoding this picture crashed the decoder. Leave the file out, or save it again."
     again = [(other, _submit(pool, other, size, min_side)) for other, _ in running]
     running.clear()
     running.extend(again)
@@ -151,26 +152,31 @@ def _first(
 
 
 def _pool(workers: int) -> Executor:
-    if workers:
-        return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_worker)
-    return ThreadPoolExecutor(2)
+    """Workers import `images` alone, which starts fast and takes little memory. Ctrl-C is for the parent: it stops
+    feeding them, and they end with it."""
+    if not workers:
+        return ThreadPoolExecutor(2)
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, mp_context=spawn, initializer=signal.signal, initargs=ignore)
 
 
-def _worker() -> None:
-    """Ctrl-C is for the parent: it stops feeding workers, and they end with it."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _submit(pool: Executor, item: Item, size: int, min_side: int) -> Future[Pixels | str]:
-    return pool.submit(_decode_one, item.source, size, item.box, min_side)
-
-
-def _decode_one(source: Source, size: int, box: Box | None, min_side: int) -> Pixels | str:
+def _submit(pool: Executor, item: Item, size: int, min_side: int) -> Future[Pixels]:
     try:
-        return load_image(source, size=size, box=box, min_side=min_side)
-    except ImageError as error:
+        return pool.submit(load_image, item.source, size=size, box=item.box, min_side=min_side)
+    except BrokenExecutor as error:  # a worker died since the last result: `_first` sees to it in its turn
+        failed: Future[Pixels] = Future()
+        failed.set_exception(error)
+        return failed
+
+
+def _pixels(future: Future[Pixels]) -> Pixels | str:
+    """The picture, or the reason why there is none. Whatever else one file does, it is one bad file."""
+    try:
+        return future.result()
+    except BrokenExecutor:
+        raise
+    except CoocError as error:
         return str(error)
-    except (CoocError, OSError, MemoryError) as error:
-        return f"{source!r}: {error or type(error).__name__}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
