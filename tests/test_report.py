@@ -186,9 +186,11 @@ def test_times_stand_beside_the_papers(tmp_path: Path) -> None:
 
 def test_sources_are_named_once(tmp_path: Path) -> None:
     for recipe in ("ucrow", "crow"):
-        write(tmp_path, "oxford5k", recipe, {"none": [60]}, command="cooc bench oxford5k -r ucrow,crow")
+        write(
+            tmp_path, "oxford5k", recipe, {"none": [60]}, command="cooc bench oxford5k -r ucrow,crow --data /tmp/w/data"
+        )
     text = report.markdown(report.TABLES["readme"](report.load_results(tmp_path)))
-    assert text.count("`cooc bench oxford5k -r ucrow,crow` (commit abc123, test machine)") == 1
+    assert text.count("`cooc bench oxford5k -r ucrow,crow --data data` (commit abc123, test machine)") == 1
 
 
 def test_blocks_are_renewed_and_all_else_is_left_alone(tmp_path: Path) -> None:

@@ -288,12 +288,13 @@ def _interval(measured: Result | None) -> str:
 
 
 def sources(used: Iterable[Result]) -> list[str]:
-    """How those results were made, each run once."""
+    """How those results were made, each run once; of a path on that machine only the last part."""
     lines = []
     for result in used:
         machine = result.get("machine") or {}
         on = machine.get("accelerator") or machine.get("cpu") or "unknown machine"
-        lines.append(f"`{result.get('command', 'unknown')}` (commit {result.get('commit', 'unknown')}, {on})")
+        command = re.sub(r"(?<=[ =])/(?:[^/ ]+/)*", "", result.get("command", "unknown"))
+        lines.append(f"`{command}` (commit {result.get('commit', 'unknown')}, {on})")
     return list(dict.fromkeys(lines))
 
 
