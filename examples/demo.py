@@ -25,7 +25,7 @@ from cooc.heatmaps import overlay, spatial_cooccurrences
 from cooc.images import open_image
 
 RECIPE = "paper-linear"
-SIZE = 320  # longest side in pixels: small, so that two cores need half a minute
+SIZE = 256  # longest side in pixels: small, for machines without a GPU
 SEED = 1
 
 PHOTOGRAPHS = {  # name: (file in skimage/data, its licence as skimage/data/_fetchers.py states it)

@@ -30,7 +30,7 @@ def test_it_finds_the_photographs(
     demo: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "SIZE", 192)
-    demo.main(["--photographs", "4", "--recipe", "paper-linear+raw", "--out", str(tmp_path / "new/demo.png")])
+    demo.main(["--photographs", "4", "--out", str(tmp_path / "new/demo.png")])
     printed = capsys.readouterr().out
     views = 4 * demo.VIEWS_OF_EACH
     assert f"{views} of {views} views found their photograph among 4." in printed
