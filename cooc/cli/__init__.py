@@ -3,7 +3,9 @@
     describing.py     describe, heatmap, whiten, recipes
     weights.py        weights list | fetch | verify | export | import
     indexing.py       index, search, add, remove, status, verify, compact, export, import, tag, duplicates
-    benching.py       bench, tables, figures, data list | check | where
+    benching.py       bench DATASET, data list | check | where; registers the other benchmarks
+    speed.py          bench speed
+    reporting.py      tables, figures, bench compare
 
 Exit codes: 0 done; 2 wrong input; 3 done, but some files were left out and reported; 4 weights; 5 index; 6 data set;
 130 interrupted; 1 anything else. The heavy modules are imported inside the commands, so that --help is quick.
@@ -69,4 +71,4 @@ def main() -> None:
         sys.exit(0)
 
 
-from cooc.cli import benching, describing, indexing, weights  # noqa: E402, F401 (each adds its commands to app)
+from cooc.cli import benching, describing, indexing, reporting, weights  # noqa: E402, F401 (each adds its commands to app)

@@ -10,6 +10,8 @@ import typer
 from rich.table import Table
 
 from cooc.cli import app, err, out
+from cooc.cli.reporting import compare
+from cooc.cli.speed import speed
 from cooc.errors import InputError
 
 
@@ -30,6 +32,8 @@ bench = typer.Typer(
 data = typer.Typer(no_args_is_help=True, help="Benchmark datasets: which, where they are published, what is missing.")
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
+bench.command("speed")(speed)
+bench.command("compare")(compare)
 
 
 @bench.command("dataset")
