@@ -113,7 +113,7 @@ def test_too_slow_for_a_cpu_stays_in_the_table(monkeypatch: pytest.MonkeyPatch) 
 def test_what_fails_is_a_row_with_its_reason() -> None:
     rows = run_speed(Options(**TINY | {"sections": ("descriptor", "sketch"), "picture": (8, 8)}))["rows"]
     assert rows[0]["section"] == "descriptor"
-    assert rows[0]["note"].startswith("failed: RuntimeError: ")
+    assert rows[0]["note"].startswith("failed: InputError: ")
     assert [row["name"] for row in rows[1:]] == ["scatter", "FFT", "scatter", "FFT"]
 
 
