@@ -99,8 +99,8 @@ def test_empty(store: Store) -> None:
     assert len(store) == 0
 
 
-@pytest.mark.parametrize("count", [1, 4, 5, 40])
-@pytest.mark.parametrize("k", [1, 10, 150, 1000])
+@pytest.mark.parametrize("count", [1, 5, 300])
+@pytest.mark.parametrize("k", [1, 10, 1000])
 def test_search_is_the_matrix_product(filled: tuple[Store, Model], count: int, k: int) -> None:
     assert_same_search(*filled, random_vectors(count, seed=1), k)
 
@@ -474,8 +474,8 @@ def test_any_history(engine: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=25,
-            stateful_step_count=20,
+            max_examples=15,
+            stateful_step_count=16,
             deadline=None,
             derandomize=True,
             database=None,

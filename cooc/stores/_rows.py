@@ -28,11 +28,12 @@ class State(NamedTuple):
     slots: int  # given out so far
     graph: int  # slots that the HNSW graph covers, 0 for none
     graph_crc: int
+    graph_ef: int
     removed: int
 
 
 def read_state(connection: sqlite3.Connection) -> State:
-    query = "SELECT epoch, next_slot, graph, graph_crc, (SELECT count(*) FROM removed) FROM state"
+    query = "SELECT epoch, next_slot, graph, graph_crc, graph_ef, (SELECT count(*) FROM removed) FROM state"
     return State(*connection.execute(query).fetchone())
 
 

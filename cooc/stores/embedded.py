@@ -68,7 +68,7 @@ def create_store(address: str, meta: StoreMeta) -> EmbeddedStore:
             connection = _database.create(new)
             try:
                 connection.execute("INSERT INTO meta VALUES (?)", (json.dumps(asdict(meta)),))
-                connection.execute("INSERT INTO state VALUES (?, 0, 0, 0)", (uuid4().hex,))
+                connection.execute("INSERT INTO state VALUES (?, 0, 0, 0, 0)", (uuid4().hex,))
             finally:
                 connection.close()
             new.replace(database(folder))
@@ -304,7 +304,7 @@ class EmbeddedStore:
             with self._connection() as connection:
                 connection.execute("VACUUM INTO CAST(? AS TEXT)", (os.fsencode(copy),))
             with closing(connect(new, write=True)) as connection:
-                connection.execute("UPDATE state SET epoch = ?, graph = 0, graph_crc = 0", (uuid4().hex,))
+                connection.execute("UPDATE state SET epoch = ?, graph = 0, graph_crc = 0, graph_ef = 0", (uuid4().hex,))
             new.replace(target)
 
     def verify(self) -> list[str]:
@@ -331,20 +331,17 @@ class EmbeddedStore:
         rows = connection.execute(
             "SELECT slot, path, sha256, id, vector, crc FROM images LEFT JOIN vectors USING (slot) ORDER BY slot"
         )
-        for slot, path, sha256, name, data, crc in rows:
-            text = show(Path(path_text(path)))
-            if data is None or len(data) != 4 * self.meta.dim or zlib.crc32(data) != crc:
-                yield f"{text}: the vector is damaged; remove the image and index it again"
-                continue
-            if Record(path_text(path), 0, 0, sha256.hex(), 0, 0).id != name.hex():
-                yield f"{text}: the id does not fit content and path; remove the image and index it again"
-            at = np.array([slot])
-            if (
-                view.vectors(at).astype("<f4").tobytes() != data
-                or view.ids(at).tobytes() != name
-                or not view.live[slot]
-            ):
-                yield f"{text}: the copy in cache/ differs; delete {show(self.folder / 'cache')}, it is made anew"
+        while page := rows.fetchmany(PAGE):
+            slots = np.array([row[0] for row in page])
+            copies, names, live = view.vectors(slots).astype("<f4", copy=False), view.ids(slots), view.live[slots]
+            for row, (_, path, sha256, name, data, crc) in enumerate(page):
+                text = show(Path(path_text(path)))
+                if data is None or len(data) != 4 * self.meta.dim or zlib.crc32(data) != crc:
+                    yield f"{text}: the vector is damaged; remove the image and index it again"
+                elif Record(path_text(path), 0, 0, sha256.hex(), 0, 0).id != name.hex():
+                    yield f"{text}: the id does not fit content and path; remove the image and index it again"
+                elif copies[row].tobytes() != data or names[row].tobytes() != name or not live[row]:
+                    yield f"{text}: the copy in cache/ differs; delete {show(self.folder / 'cache')}, it is made anew"
 
     def compact(self) -> None:
         with self._writing() as connection:
@@ -366,7 +363,9 @@ class EmbeddedStore:
         last = connection.execute("SELECT slot FROM images WHERE slot >= ? ORDER BY slot", (count,)).fetchall()
         renumber(connection, [(old, new) for (old,), (new,) in zip(last, holes, strict=True)])
         connection.execute("DELETE FROM removed")
-        connection.execute("UPDATE state SET epoch = ?, next_slot = ?, graph = 0, graph_crc = 0", (epoch, count))
+        connection.execute(
+            "UPDATE state SET epoch = ?, next_slot = ?, graph = 0, graph_crc = 0, graph_ef = 0", (epoch, count)
+        )
         # Before the commit: readers find the new cache as soon as they find the new epoch.
         self._cache.prepare(connection, epoch, count)
 
@@ -375,7 +374,7 @@ class EmbeddedStore:
         with self._reading() as connection:
             graph = self._cache.build_graph(connection)
         with self._writing() as connection:
-            connection.execute("UPDATE state SET graph = ?, graph_crc = ? WHERE epoch = ?", graph)
+            connection.execute("UPDATE state SET graph = ?, graph_crc = ?, graph_ef = ? WHERE epoch = ?", graph)
         with self._reading() as connection:
             self._cache.clean(connection)
 
