@@ -1,0 +1,487 @@
+"""Search your own pictures: an index, and the descriptor that its vectors were made with, as one object.
+
+    with ImageSearch.create("photos/.cooc", root="photos") as search:
+        search.index(["photos"])                                     # again and again: only changes cost time
+        for match in search.search("query.jpg", box=(40, 60, 300, 400)).matches:
+            print(match.path, match.score, match.probability)
+
+The command line and the web page are this object and nothing else. Searching may go on in many threads and processes
+while one process, which has opened the index with write=True, changes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cooc import __version__, calibration, indexing
+from cooc.descriptor import Descriptor, DescriptorConfig
+from cooc.errors import InputError, UnknownNameError
+from cooc.images import Box
+from cooc.indexing import Progress, Report, Stop, relative_path
+from cooc.recipes import find_recipe
+from cooc.reranking import EXPANSIONS, RERANKERS, alpha_expansion, expand, rerank
+from cooc.store import Filter, Record, Store, StoreMeta, Vectors, check_same
+from cooc.stores import create_store, open_store
+
+if TYPE_CHECKING:
+    from cooc.descriptor import Image
+
+__all__ = ["ImageSearch", "Match", "Report", "Results", "Status"]
+
+DEFAULT_RECIPE = "paper-linear"
+NEIGHBOURS = 10  # of an expansion and of database augmentation
+SHORTLIST = 400  # best results that re-ranking and database augmentation look at
+NEAR_DUPLICATE = 0.9
+BLOCK = 256  # vectors searched at once
+
+Path_ = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Match:
+    id: str
+    path: str  # relative to the index's root
+    score: float  # inner product with the query, however the results were ordered
+    probability: float | None  # that it shows the same thing; None if nobody has counted for this descriptor
+    record: Record
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    matches: list[Match]  # best first
+    no_match: bool  # even the best result is probably wrong
+    query_vector: NDArray[np.float32]  # (D,)
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Status:
+    index: str
+    root: str
+    recipe: str
+    dim: int
+    images: int
+    bad: int
+    bytes: int | None  # on disk; None for an index on a server
+    calibrated: bool  # are there match probabilities?
+    created: str
+    cooc_version: str
+    weights_hash: str
+    config: dict[str, Any]
+
+
+class ImageSearch:
+    """See the module. `descriptor`: one that is loaded already, instead of the one that the recipe names."""
+
+    def __init__(self, store: Store, index: Path_, *, device: str = "auto", descriptor: Descriptor | None = None):
+        self.store, self.meta = store, store.meta
+        self.index_path = os.fspath(index)
+        self.root = _root(self.index_path, self.meta)
+        self.config = DescriptorConfig.from_dict(self.meta.config)
+        self.calibration = calibration.find(self.config, self.meta.dim)
+        self._device = device
+        self._loading = threading.Lock()
+        self._descriptor: Descriptor | None = None
+        if descriptor is not None:
+            self._use(descriptor)
+
+    @classmethod
+    def create(
+        cls,
+        path: Path_,
+        *,
+        recipe: str = DEFAULT_RECIPE,
+        root: Path_ | None = None,
+        device: str = "auto",
+        descriptor: Descriptor | None = None,
+    ) -> Self:
+        """A new index, open for writing. Its pictures lie below `root`: by default the folder that it lies in."""
+        config = _lasting(descriptor.config.replace(dtype="auto") if descriptor else find_recipe(recipe).config)
+        descriptor = descriptor or Descriptor(config, device=device)
+        meta = StoreMeta(
+            recipe=recipe,
+            config=config.as_dict(),
+            config_hash=config.hash,
+            weights_hash=descriptor.fingerprint,
+            dim=descriptor.dim,
+            root=_keep_root(path, root),
+            cooc_version=__version__,
+        )
+        return cls(create_store(_address(path), meta), path, device=device, descriptor=descriptor)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path_,
+        *,
+        write: bool = False,
+        recipe: str | None = None,
+        device: str = "auto",
+        descriptor: Descriptor | None = None,
+    ) -> Self:
+        """An index that is there. Another recipe than its own is refused; its network is loaded when it is needed."""
+        store = open_store(_address(path), write=write)
+        try:
+            search = cls(store, path, device=device, descriptor=descriptor)
+            if recipe is not None:
+                asked = _lasting(find_recipe(recipe).config)
+                search._check(replace(search._own_meta(), recipe=recipe, config_hash=asked.hash))
+            return search
+        except BaseException:
+            store.close()
+            raise
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """Loaded at first use, and checked to be the one that the vectors of the index come from."""
+        with self._loading:
+            if self._descriptor is None:
+                self._use(Descriptor(self.config, device=self._device))
+            assert self._descriptor is not None
+            return self._descriptor
+
+    def _use(self, descriptor: Descriptor) -> None:
+        made = replace(
+            self._own_meta(),
+            config_hash=_lasting(descriptor.config).hash,
+            weights_hash=descriptor.fingerprint,
+            dim=descriptor.dim,
+        )
+        self._check(made)
+        self._descriptor = descriptor
+
+    def _own_meta(self) -> StoreMeta:
+        """With the hash that this version of cooc gives the configuration: settings may have come since it was kept."""
+        return replace(self.meta, config_hash=self.config.hash, root=str(self.root))
+
+    def _check(self, other: StoreMeta) -> None:
+        check_same(self._own_meta(), other, self.index_path)
+
+    # changes
+
+    def add(self, paths: Iterable[Path_], *, workers: int = 0, progress: Progress | None = None) -> Report:
+        """Add these files, or replace what the index knows of them. Files that have not changed cost nothing."""
+        return indexing.add_files(self.store, self.root, self._get, paths, workers=workers, progress=progress)
+
+    def index(
+        self,
+        folders: Sequence[Path_],
+        *,
+        workers: int | None = None,
+        keep_missing: bool = False,
+        follow: bool = False,
+        progress: Progress | None = None,
+        stop: Stop | None = None,
+    ) -> Report:
+        """Bring the index up to date with folders below its root: see `cooc.indexing.synchronise`."""
+        return indexing.synchronise(
+            self.store,
+            self.root,
+            self._get,
+            folders,
+            workers=workers,
+            keep_missing=keep_missing,
+            follow=follow,
+            progress=progress,
+            stop=stop,
+        )
+
+    def _get(self) -> Descriptor:
+        return self.descriptor
+
+    def remove(self, paths: Iterable[Path_]) -> int:
+        """Forget pictures, or all pictures of a folder; the files stay. Names as in results, or paths on disk."""
+        removed = 0
+        for name in (self.name(path) for path in paths):
+            where = Filter(prefix=name or None)
+            while below := [record.path for record in self.store.records(where, limit=BLOCK)]:
+                removed += self.store.remove(below)
+            removed += self.store.remove([name]) if name else 0
+        return removed
+
+    def name(self, path: Path_) -> str:
+        """How the index names a picture: what it knows by that name, else a path on disk."""
+        text = os.fsdecode(path)
+        if not os.path.isabs(text) and text not in ("", "."):  # noqa: PTH117
+            plain = text.removeprefix("./").rstrip("/")
+            if self.store.find([plain])[0] or next(self.store.records(Filter(prefix=plain), limit=1), None):
+                return plain
+        return relative_path(self.root, text)
+
+    # questions
+
+    def search(
+        self,
+        image: Image | Sequence[Image],
+        box: Box | Sequence[Box | None] | None = None,
+        k: int = 20,
+        *,
+        expand: str | None = None,
+        rerank: str | None = None,
+        augment: bool = False,
+        where: Filter | None = None,
+        min_score: float | None = None,
+        offset: int = 0,
+    ) -> Results:
+        """The k pictures most similar to a picture, to the part of it in a box, or to several pictures joined.
+
+        `expand` (average, alpha) searches again with the query and its best results joined; `augment` compares with
+        each result's own neighbours too; `rerank` (k-reciprocal, diffusion, superglobal) orders the best results anew.
+        `offset` leaves out as many of the first results.
+        """
+        started = time.monotonic()
+        images, boxes = _together(image, box)
+        query = _unit(self.descriptor(images, boxes).numpy().sum(axis=0))
+        options = _Options(k, expand, rerank, augment, where, min_score, offset)
+        return self._search(query, options, None, started)
+
+    def search_id(
+        self,
+        id: str,
+        k: int = 20,
+        *,
+        box: Box | None = None,
+        expand: str | None = None,
+        rerank: str | None = None,
+        augment: bool = False,
+        where: Filter | None = None,
+        min_score: float | None = None,
+        offset: int = 0,
+    ) -> Results:
+        """The same for a picture of the index, by its vector, or for the part of it in a box; it is not among them."""
+        started = time.monotonic()
+        query = self.vectors([id])[0] if box is None else self.descriptor([self.file(id)], [box]).numpy()[0]
+        options = _Options(k, expand, rerank, augment, where, min_score, offset)
+        return self._search(query, options, id, started)
+
+    def search_vector(self, vector: NDArray[np.float32], k: int = 20, **options: Any) -> Results:
+        """The same for a vector (D,) of this descriptor."""
+        return self._search(_unit(vector), _Options(k, **options), None, time.monotonic())
+
+    def vectors(self, ids: Sequence[str]) -> Vectors:
+        return self.store.vectors(ids)
+
+    def file(self, id: str) -> Path:
+        """Where a picture of the index lies on this machine."""
+        (record,) = self.store.get([id])
+        if record is None:
+            raise InputError(f"There is no picture {id} in the index {self.index_path}: search again.")
+        return self.root / record.path
+
+    def duplicates(
+        self, threshold: float = NEAR_DUPLICATE, *, where: Filter | None = None, k: int = 16
+    ) -> Iterator[list[Record]]:
+        """Groups of pictures that are joined by similarities of at least `threshold`, in the order of their paths.
+
+        Each picture is searched once, in blocks: time grows with what a search costs, memory with the duplicates.
+        """
+        parent: dict[str, str] = {}
+
+        def top(name: str) -> str:
+            while parent.setdefault(name, name) != name:
+                parent[name] = name = parent[parent[name]]
+            return name
+
+        for block in _blocks(self.store.records(where)):
+            for name, others in self._above(threshold, [record.id for record in block], where, k):
+                for other in others:
+                    first, second = sorted((top(name), top(other)))
+                    parent[second] = first
+        groups: dict[str, list[str]] = {}
+        for name in parent:
+            groups.setdefault(top(name), []).append(name)
+        members = ([r for r in self.store.get(names) if r is not None] for names in groups.values())
+        sorted_ = [sorted(group, key=lambda r: r.path) for group in members if len(group) > 1]
+        yield from sorted(sorted_, key=lambda group: group[0].path)
+
+    def _above(self, threshold: float, ids: list[str], where: Filter | None, k: int) -> Iterator[tuple[str, list[str]]]:
+        """For each picture, the others whose similarity reaches the threshold: more are asked for while all do."""
+        while ids:
+            found = self.store.search(self.store.vectors(ids), k, where=where)
+            more = []
+            for name, scores, names in zip(ids, found.scores, found.ids, strict=True):
+                if len(names) == k and scores[-1] >= threshold:
+                    more.append(name)
+                else:
+                    yield name, [n for n, s in zip(names, scores, strict=True) if s >= threshold and n != name]
+            ids, k = more, 4 * k
+
+    def status(self) -> Status:
+        folder = Path(self.index_path)
+        return Status(
+            index=self.index_path,
+            root=str(self.root),
+            recipe=self.meta.recipe,
+            dim=self.meta.dim,
+            images=len(self.store),
+            bad=sum(1 for _ in self.store.bad_files()),
+            bytes=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) if folder.is_dir() else None,
+            calibrated=self.calibration is not None,
+            created=self.meta.created,
+            cooc_version=self.meta.cooc_version,
+            weights_hash=self.meta.weights_hash,
+            config=self.meta.config,
+        )
+
+    def close(self) -> None:
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # how it works
+
+    def _search(self, query: NDArray[np.float32], options: _Options, own: str | None, started: float) -> Results:
+        options.check()
+        plain = query[None]  # (1, D)
+        asked = plain if options.expand in (None, "none") else self._expanded(plain, options, own)
+        wanted = options.offset + options.k
+        reorder = options.augment or options.rerank not in (None, "none")
+        ids = self._nearest(asked, max(wanted, SHORTLIST) if reorder else wanted, options.where, own)
+        ids, vectors = self._still_there(ids)
+        if options.augment and ids:
+            order = np.argsort(-(self._augmented(vectors, ids, options.where) @ asked[0]), kind="stable")
+            ids, vectors = [ids[i] for i in order], vectors[order]
+        if options.rerank not in (None, "none") and ids:
+            order = rerank(options.rerank, asked, vectors)[0]
+            ids, vectors = [ids[i] for i in order], vectors[order]
+        scores = vectors @ query
+        found = list(zip(ids, scores.tolist(), self._probabilities(scores), self.store.get(ids), strict=True))
+        found = [row for row in found if options.min_score is None or row[1] >= options.min_score]
+        chances = [p for _, _, p, _ in found if p is not None]
+        return Results(
+            matches=[Match(i, r.path, s, p, r) for i, s, p, r in found if r is not None][options.offset : wanted],
+            no_match=self.calibration is not None and max(chances, default=0.0) < calibration.THRESHOLD,
+            query_vector=query,
+            seconds=time.monotonic() - started,
+        )
+
+    def _nearest(self, query: NDArray[np.float32], k: int, where: Filter | None, own: str | None) -> list[str]:
+        ids = self.store.search(query, k + (own is not None), where=where).ids[0]
+        return [name for name in ids if name != own][:k]
+
+    def _expanded(self, query: NDArray[np.float32], options: _Options, own: str | None) -> NDArray[np.float32]:
+        ids, vectors = self._still_there(self._nearest(query, NEIGHBOURS, options.where, own))
+        return expand(options.expand or "none", query, vectors, n=NEIGHBOURS) if ids else query
+
+    def _still_there(self, ids: list[str]) -> tuple[list[str], Vectors]:
+        """With their vectors; without those that another process has removed since they were found."""
+        try:
+            return ids, self.store.vectors(ids)
+        except InputError:
+            ids = [name for name, record in zip(ids, self.store.get(ids), strict=True) if record is not None]
+            return ids, self.store.vectors(ids)
+
+    def _augmented(self, vectors: Vectors, ids: list[str], where: Filter | None) -> NDArray[np.float32]:
+        """alpha-DBA of the shortlist alone: each of its vectors joined with its neighbours in the whole index."""
+        found = self.store.search(vectors, NEIGHBOURS + 1, where=where)
+        names = list(dict.fromkeys([*ids, *(name for row in found.ids for name in row)]))
+        place = {name: i for i, name in enumerate(names)}
+        indices = np.array([[place[name] for name in row] for row in found.ids])
+        return alpha_expansion(
+            vectors, self.store.vectors(names), NEIGHBOURS, exclude=np.arange(len(ids)), found=(indices, found.scores)
+        )
+
+    def _probabilities(self, scores: NDArray[np.float32]) -> list[float | None]:
+        return [None] * len(scores) if self.calibration is None else self.calibration(scores).tolist()
+
+
+@dataclass(frozen=True)
+class _Options:
+    k: int = 20
+    expand: str | None = None
+    rerank: str | None = None
+    augment: bool = False
+    where: Filter | None = None
+    min_score: float | None = None
+    offset: int = 0
+
+    def check(self) -> None:
+        if self.k < 1 or self.offset < 0:
+            raise InputError(f"k must be at least 1 and offset at least 0, not {self.k} and {self.offset}.")
+        for kind, name, known in (("expansion", self.expand, EXPANSIONS), ("re-ranking", self.rerank, RERANKERS)):
+            if name is not None and name not in known:
+                raise UnknownNameError(kind, name, known)
+
+
+def _together(image: Any, box: Any) -> tuple[list[Any], list[Box | None]]:
+    """One picture with its box, or several with a box or None for each."""
+    if not isinstance(image, (list, tuple)):
+        return [image], [box]
+    if not image:
+        raise InputError("There is no picture to search for: give at least one.")
+    if box is None:
+        return list(image), [None] * len(image)
+    boxes = [box] if len(image) == 1 and len(box) == 4 and not isinstance(box[0], (list, tuple)) else list(box)
+    if len(boxes) != len(image):
+        raise InputError(f"{len(image)} pictures came with {len(boxes)} boxes: give a box, or None, for each of them.")
+    return list(image), boxes
+
+
+def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    norm = float(np.linalg.norm(vector))
+    if not norm > 0:
+        raise InputError("The network finds nothing in this picture (is it of one colour?): search with another one.")
+    return (vector / norm).astype(np.float32)
+
+
+def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:
+    block: list[Record] = []
+    for record in records:
+        block.append(record)
+        if len(block) == BLOCK:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _lasting(config: DescriptorConfig) -> DescriptorConfig:
+    """Files that a config names are found from any folder."""
+    files = {
+        name: str(Path(value).absolute())
+        for name, value in (("whitening", config.whitening), ("filter", config.filter))
+        if Path(value).suffix
+    }
+    return config.replace(**files)
+
+
+def _is_folder(path: Path_) -> bool:
+    return re.match(r"[a-z][a-z0-9+.-]+://", os.fspath(path)) is None
+
+
+def _address(path: Path_) -> str | Path:
+    return Path(path) if _is_folder(path) else os.fspath(path)
+
+
+def _keep_root(index: Path_, root: Path_ | None) -> str:
+    """Relative to the index where that lies below the root: both may be moved together, or mounted elsewhere."""
+    if not _is_folder(index):
+        if root is None:
+            raise InputError(f"An index on a server ({os.fspath(index)}) needs a root: the folder of its pictures.")
+        return str(Path(root).absolute())
+    folder = Path(os.path.abspath(index))  # noqa: PTH100 (no links resolved: the index keeps the name that it has)
+    pictures = folder.parent if root is None else Path(os.path.abspath(root))  # noqa: PTH100
+    return os.path.relpath(pictures, folder) if folder.is_relative_to(pictures) else str(pictures)
+
+
+def _root(index: str, meta: StoreMeta) -> Path:
+    if not _is_folder(index):
+        return Path(meta.root or ".")
+    return Path(os.path.abspath(Path(index) / (meta.root or "..")))  # noqa: PTH100
