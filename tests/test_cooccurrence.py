@@ -262,7 +262,8 @@ def test_shih(radius: int) -> None:
 
 def test_shih_with_negative_activations() -> None:
     """An offset that leaves the map gives 0, which beats any negative correlation; larger radii change nothing."""
-    A = maps(1, 3, 3, 2) - 2.0
+    A = maps(1, 3, 3, 3) + 0.1
+    A[:, 1] *= -1
     vector, tensor = naive.shih(A[0].numpy(), 3)
     exact(shih_cooccurrence(A, 3, "vector")[0], torch.from_numpy(vector))
     exact(shih_cooccurrence(A, 3)[0], torch.from_numpy(tensor))
