@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,19 +10,25 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from PIL import Image
 from torch import Tensor
+from typer.testing import CliRunner
 
+import cooc.cli.training  # noqa: F401 (adds its commands to app)
+from cooc.cli import app
 from cooc.cooccurrence import Cooccurrence, direct_filter
-from cooc.descriptor import DescriptorConfig, Pooler
-from cooc.errors import DatasetError, InputError, UnknownNameError
+from cooc.descriptor import Descriptor, DescriptorConfig, Pooler
+from cooc.errors import PARTIAL, DatasetError, InputError, UnknownNameError
 from cooc.extraction import Item
 from cooc.pooling import POOLINGS as table
 from cooc.training import filters
+from cooc.training.artefacts import fit_whitening
 from cooc.training.cache import ActivationCache, Columns, ColumnsOnDisk, PaddedBatch
 from cooc.training.losses import contrastive
 from cooc.training.network import CoOcNet, describe
-from cooc.training.train import TrainConfig, fit_whitening, gradients, mined, train, validate
+from cooc.training.train import TrainConfig, gradients, mined, train, validate
 from cooc.training.tuples import Photos, hold_out, load_photos, mine, tuples
+from cooc.training.verification import shared_layout, verify
 from cooc.whitening import fit_pca
 
 C = 6
@@ -29,6 +36,15 @@ CPU = torch.device("cpu")
 RAW = DescriptorConfig(pooling="bilinear", radius=1)
 SKETCH = DescriptorConfig(pooling="compact-bilinear", radius=2, mask="top-down", options=(("dim", 64), ("seed", 1)))
 POOLINGS = ("bilinear", "compact-bilinear", "chco-sct", "sct", "chco", "gem", "crow", "mac", "ucrow")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """These tensors are too small to share: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def maps(count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -215,7 +231,12 @@ def _one_of_two(rank: int, file: str, out: str) -> None:
 
 
 def test_two_processes_give_the_gradient_of_one(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_one_of_two, (str(tmp_path / "meet"), str(tmp_path / "out")), nprocs=2)
+    start = torch.multiprocessing.get_context("spawn")
+    two = [start.Process(target=_one_of_two, args=(r, str(tmp_path / "meet"), str(tmp_path / "out"))) for r in range(2)]
+    for process in two:
+        process.start()
+    for process in two:
+        process.join()
     cache, photos = toy()
     net = CoOcNet(RAW, C)
     rows = mined(net, cache, photos, config(), np.random.default_rng(0))
@@ -337,7 +358,7 @@ def test_ground_truth_set(tmp_path: Path) -> None:
         "q1.jpg",
     ]
     assert photos.items[4].box == (0, 0, 9, 9)
-    a, b, c, d, q0, q1 = photos.clusters
+    a, b, c, d, q0, q1 = photos.clusters.tolist()
     assert a == b == q0  # junk is no negative
     assert c == q1
     assert len({a, c, d}) == 3
@@ -573,3 +594,156 @@ def test_strongest_pairs() -> None:
     full[2, 4, 0, 0] += 3
     full[1, 1, 2, 2] -= 4
     assert filters.strongest(Cooccurrence("learned", filter=full), 2) == [(1, 1, 4.0), (2, 4, 3.0)]
+
+
+# Verified pairs
+
+
+def view(scene: Tensor, y: int, x: int, h: int = 9, w: int = 11) -> Tensor:
+    return scene[:, y : y + h, x : x + w]
+
+
+def test_shifted_and_scaled_views_share_their_layout() -> None:
+    torch.manual_seed(0)
+    scene, other = torch.randn(2, 32, 20, 24).clamp_min(0)
+    photo = view(scene, 4, 5)
+    twice = torch.nn.functional.interpolate(photo[None], scale_factor=2, mode="nearest")[0]
+    mixed = photo.flatten(1)[:, torch.randperm(9 * 11)].view_as(photo)  # the same things, in no order
+    shifted, unrelated, zeros = view(scene, 7, 9), view(other, 4, 5), torch.zeros_like(photo)
+    scores = shared_layout(photo, torch.stack([photo, shifted, unrelated, mixed, zeros]))
+    assert float(scores[0]) == pytest.approx(9 * 11, rel=1e-5)
+    assert float(scores[1]) == pytest.approx(6 * 7, rel=0.15)  # what both show
+    assert float(scores[2:4].max()) < 0.35 * float(scores[1])
+    assert float(scores[4]) == 0
+    assert float(shared_layout(photo, twice[None])[0]) > 0.5 * 9 * 11
+    padded = torch.nn.functional.pad(torch.stack([photo, shifted]), (0, 6, 0, 3))
+    torch.testing.assert_close(shared_layout(photo, padded), scores[:2])
+
+
+def test_pairs_of_one_label_are_verified() -> None:
+    """Two labels; under each two different scenes, two views of each: only views of one scene match."""
+    torch.manual_seed(1)
+    scenes = torch.randn(4, 32, 20, 24).clamp_min(0)
+    cache = cache_of([view(scene, *at) for scene in scenes for at in ((4, 5), (5, 7))])
+    clusters = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    items = [Item(i, f"{i}.jpg") for i in range(8)]
+    photos = Photos("scenes", items, clusters, None, np.zeros(8, bool))
+    verified = verify(photos, cache, RAW)
+    assert {q: p.tolist() for q, p in verified.matches.items()} == {q: [q ^ 1] for q in range(8)}
+    assert verify(verified, cache, RAW) is verified
+
+
+# Commands, on real pictures with the real network
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three labels of four photos each, 96 pixels wide, and a file that is none; a ground truth over the photos."""
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for label in ("castle", "tower", "bridge"):
+        (root / "labels" / label).mkdir(parents=True)
+        scene = Image.fromarray(rng.integers(0, 255, (9, 9, 3), np.uint8)).resize((160, 160), Image.Resampling.BICUBIC)
+        for i, (x, y) in enumerate(((0, 0), (10, 20), (30, 8), (40, 40))):
+            scene.crop((x, y, x + 96, y + (96, 64)[i % 2])).save(root / "labels" / label / f"{label}{i}.png")
+    (root / "labels/tower/broken.jpg").write_bytes(b"no picture")
+    names = sorted(path.name for path in (root / "labels").glob("*/*.png"))
+    queries = [{"image": f"{n}0.png", "positives": [f"{n}{i}.png" for i in (1, 2, 3)]} for n in ("castle", "tower")]
+    (root / "truth").mkdir()
+    truth = {"name": "tiny", "database": [n for n in names if not n.endswith("0.png")], "queries": queries}
+    (root / "truth/ground_truth.json").write_text(json.dumps(truth))
+    (root / "truth/jpg").symlink_to(root / "labels")
+    return root
+
+
+def command(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.stdout
+
+
+TINY = ("--form", "factored", "--rank", 4, "--size", 96, "--epochs", 1, "--queries", 4, "--batch", 2, "--negatives", 1)
+HERE = ("--held-out", 0, "--dim", 4, "--device", "cpu", "--dtype", "float32", "--workers", 0)
+
+
+@pytest.fixture(scope="module")
+def trained(pictures: Path, real_weights: Callable[[str], dict[str, Tensor]]) -> Path:
+    real_weights("vgg16-caffe")
+    run = pictures / "run"
+    data = ("--data", pictures / "labels", "-o", run, "--cache", pictures / "kept", "--storage", "float16")
+    found = json.loads(command("train", *data, *TINY, *HERE, "--json", code=PARTIAL))
+    assert found["data"]["photos"] == 12  # the broken one is reported and left out
+    assert found["filter"]["form"] == "factored"
+    assert 0 < found["filter"]["error"] < 1e-2  # something was learned, and rounded to float16
+    assert found["pairs"] >= 6
+    assert found["peak_bytes"] > 0
+    assert {"command", "commit", "versions", "machine"} <= set(found)
+    return run
+
+
+def test_what_a_run_leaves_is_a_recipe(pictures: Path, trained: Path) -> None:
+    files = {file.name for file in trained.iterdir()}
+    assert files == {"filter.safetensors", "whitening.safetensors", "run.json", "log.jsonl", "checkpoint.pt"}
+    assert (trained / "filter.safetensors").stat().st_size < 4 * 512 * 82 * 2 + 20_000
+    assert [json.loads(line)["epoch"] for line in (trained / "log.jsonl").read_text().splitlines()] == [0, 1]
+    change = f"filter={trained}/filter.safetensors+cooccurrence=learned+whitening={trained}/whitening.safetensors+dim=4"
+    describe = Descriptor.from_recipe(f"paper-bilinear+{change}+dtype=float32", device="cpu")
+    vectors = describe([pictures / "labels/castle/castle0.png", pictures / "labels/tower/tower0.png"])
+    assert vectors.shape == (2, 4)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(2))
+    assert filters.provenance_of(trained / "filter.safetensors")["config"]["form"] == "factored"
+
+
+def test_resume_goes_on_where_it_was(pictures: Path, trained: Path) -> None:
+    """Again with one epoch more; activations are read from the folder, where the first run put them."""
+    more = ("--epochs", 2, "--resume", "--storage", "float16")
+    data = ("--data", pictures / "labels", "-o", trained, "--cache", pictures / "kept")
+    text = command("train", *data, *TINY, *HERE, *more, code=PARTIAL)
+    assert f"Use it as the recipe paper-bilinear+filter={trained}" in text.replace("\n", "")
+    assert [json.loads(line)["epoch"] for line in (trained / "log.jsonl").read_text().splitlines()] == [0, 1, 2]
+
+
+def test_learned_whitening_from_pairs_in_the_same_command(pictures: Path, tmp_path: Path) -> None:
+    data = ("--data", pictures / "labels", "-o", tmp_path, "-r", "paper-linear", "--cache", pictures / "kept")
+    found = json.loads(
+        command("train", *data, *TINY, *HERE, "--whitening", "learned", "--held-out", 0.4, "--json", code=PARTIAL)
+    )
+    assert 0 <= found["history"][found["best"]]["mAP"] <= 100
+    assert found["whitening"]["kind"] == "learned"
+    assert int(found["whitening"]["pairs"]) == found["pairs"]
+
+
+def test_filter_show_draws(trained: Path, tmp_path: Path) -> None:
+    found = json.loads(command("filter", "show", trained / "filter.safetensors", "--json", "-o", tmp_path / "f.png"))
+    assert (found["channels"], found["side"], found["rank"]) == (512, 9, 4)
+    assert len(found["strongest"]) == 8
+    with Image.open(tmp_path / "f.png") as drawing:
+        assert min(drawing.size) > 200
+    assert "change" in command("filter", "show", trained / "filter.safetensors")
+
+
+def test_filter_compress_tells_error_size_and_map(pictures: Path, tmp_path: Path) -> None:
+    layer = Cooccurrence("factored", channels=512, rank=4)
+    torch.nn.init.normal_(layer.left)
+    layer.save(tmp_path / "f.safetensors")
+    on = ("--on", pictures / "truth", "-r", "paper-linear+size=96", "--device", "cpu")
+    files = (tmp_path / "f.safetensors", "-o", tmp_path / "small.safetensors")
+    rows = json.loads(command("filter", "compress", *files, "--rank", 2, *on, "--json"))
+    assert rows[0]["error"] == 0
+    assert rows[1]["rank"] == 2
+    assert 0 < rows[1]["error"] < 1
+    assert rows[1]["MB"] < 0.3 * rows[0]["MB"]  # half of the rank, half of the bytes
+    assert all(0 < row["plain"] <= 100 for row in rows)
+
+
+def test_filter_import_of_the_authors_layout(tmp_path: Path) -> None:
+    layer = learned_layer()
+    np.save(tmp_path / "authors.npy", layer.full_filter().numpy() / 9)
+    files = (tmp_path / "authors.npy", "-o", tmp_path / "ours.safetensors")
+    rows = json.loads(command("filter", "import", *files, "--json"))
+    assert rows[0]["factor"] == 9
+    again = Cooccurrence.load(tmp_path / "ours.safetensors")
+    torch.testing.assert_close(again.full_filter(), layer.full_filter(), rtol=0, atol=1e-6)
+    text = command("filter", "import", tmp_path / "authors.npy", "-o", tmp_path / "s.safetensors", "--rank", 3)
+    assert "factored" in text
+    assert filters.error(Cooccurrence.load(tmp_path / "s.safetensors"), layer) < 1e-3

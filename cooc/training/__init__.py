@@ -5,6 +5,8 @@ verification.py   which photos of one label show the same thing, by the geometry
 cache.py          activations of the frozen network, computed once, padded exactly
 losses.py         contrastive (the paper's), triplet, smooth-AP
 network.py        CoOcNet: activations -> co-occurrences with a learned filter -> pooled unit vectors
-train.py          the loop: mine, step, validate, keep the best; resumable
+train.py          the loop: mine, step, validate, keep the best
+progress.py       its log and checkpoint, from which it goes on; one process or several
+artefacts.py      what a run leaves: filter, whitening, run.json
 filters.py        a filter compressed, imported and drawn
 """

@@ -138,6 +138,16 @@ class CoOcNet(nn.Module):
         layer.load_state_dict({"left": self.left.detach().cpu(), "right": self.right.detach().cpu()})
         return layer
 
+    @torch.no_grad()
+    def load_filter(self, layer: Cooccurrence) -> None:
+        """Go on with a filter that was saved, rounded or compressed."""
+        if self.form == "learned":
+            full = layer.full_filter()
+            self.delta.copy_(full - direct_filter(self.channels, self.config.radius))
+        else:
+            self.left.copy_(layer.left)
+            self.right.copy_(layer.right)
+
 
 def describe(
     net: CoOcNet, cache: ActivationCache, pictures: Sequence[int] | Tensor, *, positions: int, raw: bool = False

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cooc.activations import resolve_device
 from cooc.errors import InputError
 from cooc.training.network import CoOcNet
 
 if TYPE_CHECKING:
     from cooc.training.train import TrainConfig
 
-__all__ = ["Progress", "Record", "rank", "world"]
+__all__ = ["Progress", "Record", "first_before_others", "processes", "rank", "world"]
 
 FORMAT = "cooc-training/1"
 Record = dict[str, Any]
@@ -31,6 +36,34 @@ def rank() -> int:
 def world() -> int:
     """How many processes train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+@contextmanager
+def processes(device: str) -> Iterator[str]:
+    """Join the others that torchrun started, if it did; gives this process's own device."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+        yield device
+        return
+    own = resolve_device(device)
+    if own.type == "cuda":
+        own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(own)
+    backend = "nccl" if own.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=12))  # others wait while the first fills the cache
+    try:
+        yield str(own)
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def first_before_others() -> Iterator[None]:
+    """`with first_before_others(): ...` runs in the first process, then in the others: for work on one folder."""
+    if rank() > 0:
+        dist.barrier()
+    yield
+    if world() > 1 and rank() == 0:
+        dist.barrier()
 
 
 class Progress:

@@ -36,9 +36,9 @@ from cooc.training.losses import LOSSES
 from cooc.training.network import CoOcNet, describe
 from cooc.training.progress import Progress, Record, rank, world
 from cooc.training.tuples import Ints, Photos, mine, tuples
-from cooc.whitening import Whitening, fit_learned, fit_pca
+from cooc.whitening import fit_pca
 
-__all__ = ["Run", "TrainConfig", "fit_whitening", "gradients", "train", "validate"]
+__all__ = ["Run", "TrainConfig", "gradients", "train", "validate"]
 
 POSITIONS = {"cpu": 1 << 13, "cuda": 1 << 17}  # positions of a padded batch that go through the network together
 RATES = {"learned": 3e-5, "factored": 3e-4}  # steps that move a filter by about a hundredth in a few epochs
@@ -261,27 +261,6 @@ def _mean_ap(vectors: Tensor, queries: Ints, truth: Sequence[Any]) -> float:
     array = vectors.float().cpu().numpy()
     rankings, _ = reranking.rank(array[queries], array)
     return round(100 * evaluate(rankings, truth, "holidays").map, 4)
-
-
-def fit_whitening(
-    run: Run, cache: ActivationCache, photos: Photos, kind: str, dim: int, meta: Mapping[str, str]
-) -> Whitening:
-    """The whitening that goes with what was learned: `pca` of all photos, `learned` from all matching pairs (Lw).
-
-    A layer that was trained is that whitening already.
-    """
-    if run.net.layer is not None and "whitening" in run.config.train:
-        layer = run.net.layer
-        return Whitening(layer.mean.cpu(), layer.projection.detach().cpu(), {"kind": "trained"} | dict(meta))
-    with torch.no_grad():
-        vectors = _describe(run.net, cache, np.arange(len(cache)), raw=True)
-    dim = min(dim or vectors.shape[1], vectors.shape[1], len(vectors) - 1)
-    if kind == "learned":
-        queries, positives = photos.pairs()
-        return fit_learned(vectors, queries, positives, dim, meta=meta).to("cpu")
-    if kind != "pca":
-        raise UnknownNameError("whitening", kind, ("pca", "learned"))
-    return fit_pca(vectors, dim, meta=meta).to("cpu")
 
 
 def _describe(net: CoOcNet, cache: ActivationCache, rows: Ints, raw: bool = False) -> Tensor:

@@ -4,8 +4,9 @@ Two photos of the same thing share a layout. Positions of both maps that are eac
 are matched; every match, at each of a few scales, proposes a shift between the photos, and the shift that most of the
 others agree with, weighted by similarity, gives the score. No chance is involved, and no second network.
 
-Measured on 204 pairs of one label from the landmark dev set (half of them verified by SIFT and RANSAC, through chains of
-photos): of the pairs accepted here 94% are right, at a recall of 49%; the similarity of whole vectors gives 85% there.
+Measured on 204 pairs of one label from the landmark dev set, half of them verified by SIFT and RANSAC (through chains
+of photos, so that not all can be seen alone): of the pairs accepted here 91% are right, at a recall of 52%; of as many
+chosen by the similarity of their vectors 85% are.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ __all__ = ["shared_layout", "verify"]
 
 SCALES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
 TOLERANCE = 1.5  # positions
-LEAST = 0.46  # score over the root of the smaller map's positions, from which a pair counts as verified
+LEAST = 0.6  # score over the root of the smaller map's positions, from which a pair counts as verified
 
 
 def shared_layout(A: Tensor, B: Tensor) -> Tensor:
-    """How much of their layout a photo A (C, h, w) and others B (K, C, H, W) share: about the number of positions of A
-    that match and agree on one shift and scale, each counted by its similarity. Zeros, as padding has, match nothing. (K,)
+    """How much of their layout a photo A (C, h, w) and others B (K, C, H, W) share. (K,)
+
+    About the number of positions of A that match and agree on one shift and scale, each counted by its similarity.
+    Zeros, as padding has, match nothing.
     """
     a = l2_normalise(A.flatten(1).T)  # (P, C)
     b = l2_normalise(B.flatten(2).mT)  # (K, Q, C)

@@ -1,0 +1,315 @@
+"""Commands: train, and filter show | compress | import."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.table import Table
+
+from cooc.cli import app, err, out
+from cooc.errors import PARTIAL, InputError
+
+if TYPE_CHECKING:
+    from cooc.cooccurrence import Cooccurrence
+
+filter_app = typer.Typer(no_args_is_help=True, help="Learned filters: look at them, make them small, import them.")
+app.add_typer(filter_app, name="filter")
+
+FilterFile = Annotated[Path, typer.Argument(metavar="FILTER", help="A .safetensors or .npy filter.")]
+Storage = Literal["float32", "float16"]
+DEFAULT_RANK = 32
+
+
+@app.command()
+def train(
+    data: Annotated[
+        Path, typer.Option(help="Labelled folders, a folder with ground_truth.json, or retrieval-SfM-120k's.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="RUN", help="Folder for all that comes out.")],
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="What to learn a filter for.")] = "paper-bilinear",
+    size: Annotated[int, typer.Option(min=32, help="Longest side of the photos in pixels.")] = 640,
+    form: Annotated[Literal["learned", "factored"], typer.Option(help="A full filter, or low rank.")] = "learned",
+    rank: Annotated[
+        int, typer.Option(min=0, help="Of a factored filter (0: 32); a full one is cut to it at the end (0: not).")
+    ] = 0,
+    parts: Annotated[str, typer.Option("--train", help="Of filter, exponent and whitening, by commas.")] = "filter",
+    layer: Annotated[int, typer.Option(min=0, help="Dimensions of a whitening layer before the loss; 0: none.")] = 0,
+    loss: Annotated[Literal["contrastive", "triplet", "smooth-ap"], typer.Option(help="Which.")] = "contrastive",
+    margin: Annotated[float | None, typer.Option(help="Of contrastive (tau, 0.75) and triplet (0.1).")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of smooth-ap (0.01).")] = None,
+    lr: Annotated[float | None, typer.Option(help="Adam's rate (full 3e-5, factored 3e-4; the paper's 1e-9).")] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 8,
+    patience: Annotated[int, typer.Option(min=1, help="Epochs without a better validation mAP.")] = 3,
+    batch: Annotated[int, typer.Option(min=1, help="Tuples in a step.")] = 24,
+    at_once: Annotated[int, typer.Option(min=1, help="Tuples in memory at once; fewer need less of it.")] = 24,
+    queries: Annotated[int, typer.Option(min=1, help="Tuples in an epoch.")] = 2000,
+    positives: Annotated[int, typer.Option(min=1, help="In a tuple.")] = 1,
+    negatives: Annotated[int, typer.Option(min=1, help="In a tuple, each of another label.")] = 5,
+    pool: Annotated[int, typer.Option(min=2, help="Photos that negatives are mined from.")] = 20000,
+    held_out: Annotated[float, typer.Option(help="Part of the labels kept for validation.")] = 0.2,
+    exclude: Annotated[list[str] | None, typer.Option(help="Labels to leave out.")] = None,
+    not_in: Annotated[Path | None, typer.Option(help="A folder of test photos, none of which is trained on.")] = None,
+    whitening: Annotated[Literal["pca", "learned", "none"], typer.Option(help="Fitted afterwards.")] = "pca",
+    dim: Annotated[int | None, typer.Option(min=1, help="After whitening. [default: the recipe's]")] = None,
+    storage: Annotated[Storage, typer.Option(help="Of the files that come out.")] = "float32",
+    cache: Annotated[Path | None, typer.Option(help="Keep activations in this folder, not in memory.")] = None,
+    keep: Annotated[str, typer.Option(help="Activations as auto, float16, bfloat16 or float32.")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from RUN's checkpoint.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Curves in RUN/tensorboard.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Of the network and a full filter: auto, float32, bfloat16.")] = "auto",
+    workers: Annotated[int | None, typer.Option(min=0, help="Decoding processes; 0 is threads.")] = None,
+    seed: Annotated[int, typer.Option()] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print run.json.")] = False,
+) -> None:
+    """Learn a co-occurrence filter from photos of which some show the same thing (section 5 of the paper).
+
+    RUN then holds filter.safetensors, whitening.safetensors, run.json, log.jsonl and the checkpoint. On several GPUs:
+    torchrun --nproc-per-node 4 -m cooc.cli train --cache FOLDER ...
+    """
+    from cooc.activations import resolve_device
+    from cooc.benchmark.run import provenance
+    from cooc.recipes import find_recipe
+    from cooc.training import progress as running
+    from cooc.training.artefacts import finish
+    from cooc.training.cache import build_cache
+    from cooc.training.train import TrainConfig
+    from cooc.training.train import train as learn
+    from cooc.training.tuples import load_photos
+    from cooc.training.verification import verify
+
+    named = find_recipe(recipe).config
+    descriptor = named.replace(size=size, scales=(1.0,), whitening="", dim=0, dtype=dtype)
+    descriptor = descriptor.replace(cooccurrence="direct", filter="")  # where learning starts
+    options = {"margin": margin, "temperature": temperature}
+    settings = TrainConfig(
+        descriptor,
+        form=form,
+        rank=rank or DEFAULT_RANK,
+        train=tuple(part for part in parts.split(",") if part),
+        layer=layer,
+        loss=loss,
+        options={name: value for name, value in options.items() if value is not None},
+        lr=lr,
+        epochs=epochs,
+        patience=patience,
+        batch=batch,
+        at_once=at_once,
+        queries=queries,
+        positives=positives,
+        negatives=negatives,
+        pool=pool,
+        dtype=dtype,
+        seed=seed,
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    photos = load_photos(data, exclude=exclude or (), not_in=not_in, held_out=held_out, seed=seed)
+    with running.processes(device) as own:
+        if running.world() > 1 and cache is None:
+            raise InputError("Several processes share activations on disk: add --cache FOLDER.")
+        place = resolve_device(own)
+        with running.first_before_others(), _bar("activations") as show:
+            kept, good, bad = build_cache(
+                photos.items, descriptor, device=place, folder=cache, keep=keep, workers=workers, progress=show
+            )
+        photos = photos.subset(good)
+        with _bar("verifying pairs") as show:
+            photos = verify(photos, kept, descriptor, progress=show)
+        first = running.rank() == 0
+        if first:
+            for one in bad:
+                err.print(f"left out: {one.reason}", style="yellow", markup=False)
+            err.print(f"{len(photos)} photos, {len(photos.queries())} with matches to train on.")
+        run = learn(
+            kept,
+            photos,
+            settings,
+            folder=output,
+            resume=resume,
+            tensorboard=tensorboard,
+            report=lambda record: err.print(_line(record)) if first else None,
+        )
+        if not first:
+            return
+        summary = finish(
+            run,
+            kept,
+            photos,
+            output,
+            whitening=whitening,
+            dim=dim or named.dim,
+            compress=rank if form == "learned" else 0,
+            storage=storage,
+            about={"recipe": recipe, **provenance(own)},
+        )
+    if as_json:
+        typer.echo(json.dumps(summary))
+    else:
+        _show_summary(summary, output, recipe)
+    if bad:
+        raise typer.Exit(PARTIAL)
+
+
+def _line(record: dict[str, Any]) -> str:
+    parts = [f"epoch {record['epoch']}"]
+    parts += [f"{name} {record[name]:.4g}" for name in ("loss", "mAP", "mAP raw", "seconds") if name in record]
+    return ", ".join(parts)
+
+
+def _show_summary(summary: dict[str, Any], folder: Path, recipe: str) -> None:
+    history, best = summary["history"], summary["best"]
+    if "mAP" in history[0]:
+        out.print(f"Validation mAP {history[0]['mAP']:.2f} before, {history[best]['mAP']:.2f} after epoch {best}.")
+    out.print(f"{summary['seconds']:.0f} s, {summary['peak_bytes'] / 1e9:.2f} GB at most.")
+    changes = ""
+    if "filter" in summary:
+        found = summary["filter"]
+        size = f"{found['bytes'] / 1e6:.1f} MB, error {found['error']:.2g}"
+        out.print(f"{folder / found['file']}: {found['form']}, {size}", markup=False)
+        changes += f"+filter={folder / found['file']}+cooccurrence=learned"
+    if "exponent" in summary:
+        out.print(f"exponent {summary['exponent']:.4f}")
+    if "whitening" in summary:
+        found = summary["whitening"]
+        changes += f"+whitening={folder / found['file']}+dim={found['dim']}"
+    out.print(f"Use it as the recipe {recipe.partition('+')[0]}{changes}", markup=False)
+
+
+@filter_app.command("show")
+def show(
+    file: FilterFile,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.png", help="Draw it there.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Pairs of channels to list.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """What a filter learned: the pairs of channels that changed most; and a drawing of them."""
+    from cooc.benchmark.figures import Inputs, filters, save
+    from cooc.cooccurrence import Cooccurrence
+    from cooc.training.filters import provenance_of, strongest
+
+    layer = Cooccurrence.load(file)
+    pairs = strongest(layer, count)
+    about = {"file": str(file), **_facts(layer, file), "about": provenance_of(file)}
+    if as_json:
+        typer.echo(json.dumps(about | {"strongest": pairs}))
+    else:
+        table = Table("channel", "with channel", "change", box=None, pad_edge=False)
+        for k, w, change in pairs:
+            table.add_row(str(k), str(w), f"{change:.4g}")
+        out.print(", ".join(f"{name} {value}" for name, value in about.items() if name != "about"), markup=False)
+        out.print(table)
+    if output is not None:
+        save(lambda: filters(Inputs(filter=str(file))), output)
+        err.print(f"Drawn: {output}")
+
+
+@filter_app.command("compress")
+def compress(
+    file: FilterFile,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.safetensors", help="Where it goes.")],
+    rank: Annotated[
+        int, typer.Option(min=1, help="Of what is kept of the change to the direct filter.")
+    ] = DEFAULT_RANK,
+    storage: Annotated[Storage, typer.Option(help="float16 takes half the space.")] = "float16",
+    on: Annotated[str, typer.Option(metavar="DATASET", help="Also measure both filters' mAP on this data set.")] = "",
+    data: Annotated[Path, typer.Option(help="Folder below which data sets lie.")] = Path("data"),
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="For the mAP.")] = "paper-bilinear",
+    whiten: Annotated[Path | None, typer.Option(help="Pictures to fit a whitening on, for the mAP.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Keep the direct filter plus a low rank: smaller, and faster by the same factor."""
+    from cooc.cooccurrence import Cooccurrence
+    from cooc.training import filters
+
+    layer = Cooccurrence.load(file)
+    about = filters.provenance_of(file) | {"compressed": {"from": file.name, "rank": rank}}
+    filters.save_filter(filters.compress(layer, rank), output, storage=storage, about=about)
+    written = Cooccurrence.load(output)
+    rows = [{"file": str(file), **_facts(layer, file), "error": 0.0}]
+    rows.append({"file": str(output), **_facts(written, output), "error": filters.error(written, layer)})
+    if on:
+        scores = _scores([file, output], on, data, recipe, whiten, device)
+        rows = [row | score for row, score in zip(rows, scores, strict=True)]
+    _print_rows(rows, as_json)
+
+
+@filter_app.command("import")
+def import_(
+    file: FilterFile,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.safetensors", help="Where it goes.")],
+    rank: Annotated[int, typer.Option(min=0, help="Compress it to this rank; 0 keeps it whole.")] = 0,
+    storage: Annotated[Storage, typer.Option(help="float16 takes half the space.")] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Take over a filter (C, C, S, S), as the authors of the paper publish theirs."""
+    from cooc.cooccurrence import Cooccurrence
+    from cooc.training import filters
+
+    layer, factor = filters.import_filter(file)
+    small = filters.compress(layer, rank) if rank else layer
+    filters.save_filter(small, output, storage=storage, about={"imported": file.name, "factor": factor})
+    written = Cooccurrence.load(output)
+    row = {"file": str(output), **_facts(written, output), "error": filters.error(written, layer), "factor": factor}
+    _print_rows([row], as_json)
+
+
+def _facts(layer: Cooccurrence, file: Path) -> dict[str, Any]:
+    shape = layer.weight.shape if layer.form == "learned" else layer.right.shape
+    facts: dict[str, Any] = {"form": layer.form, "channels": shape[1], "side": shape[2]}
+    if layer.form == "factored":
+        facts["rank"] = shape[0]
+    return facts | {"MB": round(file.stat().st_size / 1e6, 3)}
+
+
+def _scores(
+    files: list[Path], dataset: str, data: Path, recipe: str, whiten: Path | None, device: str
+) -> list[dict[str, float]]:
+    """mAP of the recipe with each of the filters."""
+    from cooc.benchmark.datasets import image_set, load_dataset
+    from cooc.benchmark.run import Options, run
+    from cooc.recipes import Recipe, find_recipe
+
+    config = find_recipe(recipe).config
+    if whiten is None:
+        config = config.replace(whitening="", dim=0)
+    learned = [config.replace(cooccurrence="learned", filter=str(file)) for file in files]
+    recipes = [Recipe(file.stem, one, "a filter compared") for file, one in zip(files, learned, strict=True)]
+    with tempfile.TemporaryDirectory() as cache:
+        options = Options(
+            device=device,
+            cache=Path(cache),
+            expansions=("none",),
+            whitening_set=tuple(image_set(whiten)) if whiten else (),
+            whitening_name=whiten.name if whiten else "",
+            progress=lambda what, done, total: err.print(f"{what}: {done} of {total}"),
+        )
+        found = run(load_dataset(dataset, data), recipes, options)
+    return [{name: score["mAP"] for name, score in result["results"]["none"].items()} for result in found]
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        cells = [row.get(name, "") for name in columns]
+        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
+    out.print(table, soft_wrap=False, crop=False)
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
