@@ -605,7 +605,7 @@ def view(scene: Tensor, y: int, x: int, h: int = 9, w: int = 11) -> Tensor:
 
 def test_shifted_and_scaled_views_share_their_layout() -> None:
     torch.manual_seed(0)
-    scene, other = torch.randn(2, 32, 20, 24).clamp_min(0)
+    scene, other = (torch.randn(2, 64, 20, 24) - 1).clamp_min(0)
     photo = view(scene, 4, 5)
     twice = torch.nn.functional.interpolate(photo[None], scale_factor=2, mode="nearest")[0]
     mixed = photo.flatten(1)[:, torch.randperm(9 * 11)].view_as(photo)  # the same things, in no order
@@ -613,7 +613,7 @@ def test_shifted_and_scaled_views_share_their_layout() -> None:
     scores = shared_layout(photo, torch.stack([photo, shifted, unrelated, mixed, zeros]))
     assert float(scores[0]) == pytest.approx(9 * 11, rel=1e-5)
     assert float(scores[1]) == pytest.approx(6 * 7, rel=0.15)  # what both show
-    assert float(scores[2:4].max()) < 0.35 * float(scores[1])
+    assert float(scores[2:4].max()) < 0.5 * float(scores[1])
     assert float(scores[4]) == 0
     assert float(shared_layout(photo, twice[None])[0]) > 0.5 * 9 * 11
     padded = torch.nn.functional.pad(torch.stack([photo, shifted]), (0, 6, 0, 3))
@@ -623,7 +623,7 @@ def test_shifted_and_scaled_views_share_their_layout() -> None:
 def test_pairs_of_one_label_are_verified() -> None:
     """Two labels; under each two different scenes, two views of each: only views of one scene match."""
     torch.manual_seed(1)
-    scenes = torch.randn(4, 32, 20, 24).clamp_min(0)
+    scenes = (torch.randn(4, 256, 20, 24) - 1.5).clamp_min(0)
     cache = cache_of([view(scene, *at) for scene in scenes for at in ((4, 5), (5, 7))])
     clusters = np.array([0, 0, 0, 0, 1, 1, 1, 1])
     items = [Item(i, f"{i}.jpg") for i in range(8)]
