@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from cooc import __version__, calibration, indexing
 from cooc.descriptor import Descriptor, DescriptorConfig
-from cooc.errors import InputError, UnknownNameError
+from cooc.errors import InputError
 from cooc.images import Box
 from cooc.indexing import Progress, Report, Stop, relative_path
+from cooc.matching import Match, Options, Results, find_duplicates, find_matches, unit
 from cooc.recipes import find_recipe
-from cooc.reranking import EXPANSIONS, RERANKERS, alpha_expansion, expand, rerank
 from cooc.store import Filter, Record, Store, StoreMeta, Vectors, check_same
 from cooc.stores import create_store, open_store
 
@@ -40,29 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["ImageSearch", "Match", "Report", "Results", "Status"]
 
 DEFAULT_RECIPE = "paper-linear"
-NEIGHBOURS = 10  # of an expansion and of database augmentation
-SHORTLIST = 400  # best results that re-ranking and database augmentation look at
 NEAR_DUPLICATE = 0.9
-BLOCK = 256  # vectors searched at once
+BLOCK = 1000  # pictures removed in one transaction
 
 Path_ = str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class Match:
-    id: str
-    path: str  # relative to the index's root
-    score: float  # inner product with the query, however the results were ordered
-    probability: float | None  # that it shows the same thing; None if nobody has counted for this descriptor
-    record: Record
-
-
-@dataclass(frozen=True, eq=False)
-class Results:
-    matches: list[Match]  # best first
-    no_match: bool  # even the best result is probably wrong
-    query_vector: NDArray[np.float32]  # (D,)
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -241,10 +222,10 @@ class ImageSearch:
         `offset` leaves out as many of the first results.
         """
         started = time.monotonic()
+        options = Options(k, expand, rerank, augment, where, min_score, offset)
         images, boxes = _together(image, box)
-        query = _unit(self.descriptor(images, boxes).numpy().sum(axis=0))
-        options = _Options(k, expand, rerank, augment, where, min_score, offset)
-        return self._search(query, options, None, started)
+        query = unit(self.descriptor(images, boxes).numpy().sum(axis=0))
+        return find_matches(self.store, query, options, curve=self.calibration, started=started)
 
     def search_id(
         self,
@@ -261,13 +242,13 @@ class ImageSearch:
     ) -> Results:
         """The same for a picture of the index, by its vector, or for the part of it in a box; it is not among them."""
         started = time.monotonic()
-        query = self.vectors([id])[0] if box is None else self.descriptor([self.file(id)], [box]).numpy()[0]
-        options = _Options(k, expand, rerank, augment, where, min_score, offset)
-        return self._search(query, options, id, started)
+        options = Options(k, expand, rerank, augment, where, min_score, offset)
+        query = self.vectors([id])[0] if box is None else unit(self.descriptor([self.file(id)], [box]).numpy()[0])
+        return find_matches(self.store, query, options, curve=self.calibration, without=id, started=started)
 
     def search_vector(self, vector: NDArray[np.float32], k: int = 20, **options: Any) -> Results:
         """The same for a vector (D,) of this descriptor."""
-        return self._search(_unit(vector), _Options(k, **options), None, time.monotonic())
+        return find_matches(self.store, unit(vector), Options(k, **options), curve=self.calibration)
 
     def vectors(self, ids: Sequence[str]) -> Vectors:
         return self.store.vectors(ids)
@@ -279,43 +260,9 @@ class ImageSearch:
             raise InputError(f"There is no picture {id} in the index {self.index_path}: search again.")
         return self.root / record.path
 
-    def duplicates(
-        self, threshold: float = NEAR_DUPLICATE, *, where: Filter | None = None, k: int = 16
-    ) -> Iterator[list[Record]]:
-        """Groups of pictures that are joined by similarities of at least `threshold`, in the order of their paths.
-
-        Each picture is searched once, in blocks: time grows with what a search costs, memory with the duplicates.
-        """
-        parent: dict[str, str] = {}
-
-        def top(name: str) -> str:
-            while parent.setdefault(name, name) != name:
-                parent[name] = name = parent[parent[name]]
-            return name
-
-        for block in _blocks(self.store.records(where)):
-            for name, others in self._above(threshold, [record.id for record in block], where, k):
-                for other in others:
-                    first, second = sorted((top(name), top(other)))
-                    parent[second] = first
-        groups: dict[str, list[str]] = {}
-        for name in parent:
-            groups.setdefault(top(name), []).append(name)
-        members = ([r for r in self.store.get(names) if r is not None] for names in groups.values())
-        sorted_ = [sorted(group, key=lambda r: r.path) for group in members if len(group) > 1]
-        yield from sorted(sorted_, key=lambda group: group[0].path)
-
-    def _above(self, threshold: float, ids: list[str], where: Filter | None, k: int) -> Iterator[tuple[str, list[str]]]:
-        """For each picture, the others whose similarity reaches the threshold: more are asked for while all do."""
-        while ids:
-            found = self.store.search(self.store.vectors(ids), k, where=where)
-            more = []
-            for name, scores, names in zip(ids, found.scores, found.ids, strict=True):
-                if len(names) == k and scores[-1] >= threshold:
-                    more.append(name)
-                else:
-                    yield name, [n for n, s in zip(names, scores, strict=True) if s >= threshold and n != name]
-            ids, k = more, 4 * k
+    def duplicates(self, threshold: float = NEAR_DUPLICATE, *, where: Filter | None = None) -> Iterator[list[Record]]:
+        """Groups of pictures that are joined by similarities of at least `threshold`."""
+        return find_duplicates(self.store, threshold, where)
 
     def status(self) -> Status:
         folder = Path(self.index_path)
@@ -345,80 +292,6 @@ class ImageSearch:
     ) -> None:
         self.close()
 
-    # how it works
-
-    def _search(self, query: NDArray[np.float32], options: _Options, own: str | None, started: float) -> Results:
-        options.check()
-        plain = query[None]  # (1, D)
-        asked = plain if options.expand in (None, "none") else self._expanded(plain, options, own)
-        wanted = options.offset + options.k
-        reorder = options.augment or options.rerank not in (None, "none")
-        ids = self._nearest(asked, max(wanted, SHORTLIST) if reorder else wanted, options.where, own)
-        ids, vectors = self._still_there(ids)
-        if options.augment and ids:
-            order = np.argsort(-(self._augmented(vectors, ids, options.where) @ asked[0]), kind="stable")
-            ids, vectors = [ids[i] for i in order], vectors[order]
-        if options.rerank not in (None, "none") and ids:
-            order = rerank(options.rerank, asked, vectors)[0]
-            ids, vectors = [ids[i] for i in order], vectors[order]
-        scores = vectors @ query
-        found = list(zip(ids, scores.tolist(), self._probabilities(scores), self.store.get(ids), strict=True))
-        found = [row for row in found if options.min_score is None or row[1] >= options.min_score]
-        chances = [p for _, _, p, _ in found if p is not None]
-        return Results(
-            matches=[Match(i, r.path, s, p, r) for i, s, p, r in found if r is not None][options.offset : wanted],
-            no_match=self.calibration is not None and max(chances, default=0.0) < calibration.THRESHOLD,
-            query_vector=query,
-            seconds=time.monotonic() - started,
-        )
-
-    def _nearest(self, query: NDArray[np.float32], k: int, where: Filter | None, own: str | None) -> list[str]:
-        ids = self.store.search(query, k + (own is not None), where=where).ids[0]
-        return [name for name in ids if name != own][:k]
-
-    def _expanded(self, query: NDArray[np.float32], options: _Options, own: str | None) -> NDArray[np.float32]:
-        ids, vectors = self._still_there(self._nearest(query, NEIGHBOURS, options.where, own))
-        return expand(options.expand or "none", query, vectors, n=NEIGHBOURS) if ids else query
-
-    def _still_there(self, ids: list[str]) -> tuple[list[str], Vectors]:
-        """With their vectors; without those that another process has removed since they were found."""
-        try:
-            return ids, self.store.vectors(ids)
-        except InputError:
-            ids = [name for name, record in zip(ids, self.store.get(ids), strict=True) if record is not None]
-            return ids, self.store.vectors(ids)
-
-    def _augmented(self, vectors: Vectors, ids: list[str], where: Filter | None) -> NDArray[np.float32]:
-        """alpha-DBA of the shortlist alone: each of its vectors joined with its neighbours in the whole index."""
-        found = self.store.search(vectors, NEIGHBOURS + 1, where=where)
-        names = list(dict.fromkeys([*ids, *(name for row in found.ids for name in row)]))
-        place = {name: i for i, name in enumerate(names)}
-        indices = np.array([[place[name] for name in row] for row in found.ids])
-        return alpha_expansion(
-            vectors, self.store.vectors(names), NEIGHBOURS, exclude=np.arange(len(ids)), found=(indices, found.scores)
-        )
-
-    def _probabilities(self, scores: NDArray[np.float32]) -> list[float | None]:
-        return [None] * len(scores) if self.calibration is None else self.calibration(scores).tolist()
-
-
-@dataclass(frozen=True)
-class _Options:
-    k: int = 20
-    expand: str | None = None
-    rerank: str | None = None
-    augment: bool = False
-    where: Filter | None = None
-    min_score: float | None = None
-    offset: int = 0
-
-    def check(self) -> None:
-        if self.k < 1 or self.offset < 0:
-            raise InputError(f"k must be at least 1 and offset at least 0, not {self.k} and {self.offset}.")
-        for kind, name, known in (("expansion", self.expand, EXPANSIONS), ("re-ranking", self.rerank, RERANKERS)):
-            if name is not None and name not in known:
-                raise UnknownNameError(kind, name, known)
-
 
 def _together(image: Any, box: Any) -> tuple[list[Any], list[Box | None]]:
     """One picture with its box, or several with a box or None for each."""
@@ -432,24 +305,6 @@ def _together(image: Any, box: Any) -> tuple[list[Any], list[Box | None]]:
     if len(boxes) != len(image):
         raise InputError(f"{len(image)} pictures came with {len(boxes)} boxes: give a box, or None, for each of them.")
     return list(image), boxes
-
-
-def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    norm = float(np.linalg.norm(vector))
-    if not norm > 0:
-        raise InputError("The network finds nothing in this picture (is it of one colour?): search with another one.")
-    return (vector / norm).astype(np.float32)
-
-
-def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:
-    block: list[Record] = []
-    for record in records:
-        block.append(record)
-        if len(block) == BLOCK:
-            yield block
-            block = []
-    if block:
-        yield block
 
 
 def _lasting(config: DescriptorConfig) -> DescriptorConfig:
