@@ -1,15 +1,17 @@
 """Nearest neighbours in one committed state of an embedded index: plain arrays in, scores and slots out.
 
-Candidates come from the fastest way there is (BLAS for one query, faiss for many, the graph where less than exact will
-do) with a few more than asked for; they are then scored again, one by one, in float64. So a score depends on the two
-vectors only, never on the batch, the block or the position that BLAS saw them in, and copies of a picture really tie.
+An exact search takes a few more candidates than asked for from BLAS (up to some hundred queries) or faiss (from there
+on) and scores them again, one by one, in float64. So a score depends on the two vectors only, never on the batch, the
+block or the position that BLAS saw them in, and copies of a picture really tie. The graph, where less than exact will
+do, gives scores that are good to float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 import faiss
 import numpy as np
@@ -40,6 +42,19 @@ class Graph:
     @property
     def size(self) -> int:
         return int(self.index.ntotal)
+
+
+class _Wanted(NamedTuple):
+    """Which slots may be results: for the graph as bits and as a share, for what is newer than it as slots."""
+
+    bits: NDArray[np.uint8]
+    share: float
+    newer: Slots
+
+    @classmethod
+    def of(cls, live: NDArray[np.bool_], size: int) -> _Wanted:
+        share = max(1, int(np.count_nonzero(live[:size]))) / max(1, size)
+        return cls(np.packbits(live[:size], bitorder="little"), share, np.flatnonzero(live[size:]) + size)
 
 
 @dataclass(frozen=True)
@@ -103,22 +118,24 @@ class View:
                 part = slots[start : start + BLOCK]
                 yield self.vectors(part), part
 
+    @cached_property
+    def _living(self) -> _Wanted:
+        return _Wanted.of(self.live, self.graph.size if self.graph else 0)
+
     def _walk(self, graph: Graph, queries: Vectors, k: int, slots: Slots | None) -> tuple[Vectors, Slots]:
         """Candidates from the graph, and from an exact scan of what was added after it was built."""
-        wanted = self.live
+        wanted = self._living
         if slots is not None:
-            wanted = np.zeros_like(self.live)
-            wanted[slots] = True
-        share = max(1, int(np.count_nonzero(wanted[: graph.size]))) / graph.size  # the others are in the way
-        params = faiss.SearchParametersHNSW(efSearch=int(graph.ef * max(1, k / 100) / share))
-        if not wanted[: graph.size].all():
-            bits = np.packbits(wanted[: graph.size], bitorder="little")
-            params.sel = selector = faiss.IDSelectorBitmap(graph.size, faiss.swig_ptr(bits))  # noqa: F841 (kept alive)
-        scores, found = graph.index.search(queries, k + SPARE, params=params)
+            live = np.zeros_like(self.live)
+            live[slots] = True
+            wanted = _Wanted.of(live, graph.size)
+        chosen = faiss.IDSelectorBitmap(graph.size, faiss.swig_ptr(wanted.bits)) if wanted.share < 1 else None
+        effort = int(graph.ef * max(1, k / 100) / wanted.share)  # what is not wanted is walked through as well
+        params = faiss.SearchParametersHNSW(efSearch=effort, sel=chosen)
+        scores, found = graph.index.search(queries, min(k, graph.size), params=params)
         scores[found < 0] = -np.inf
-        newer = np.flatnonzero(wanted[graph.size :]) + graph.size
-        if len(newer):
-            more = self._scan(queries, min(k + SPARE, len(newer)), newer)
+        if len(wanted.newer):
+            more = self._scan(queries, min(k, len(wanted.newer)), wanted.newer)
             scores, found = np.hstack([scores, more[0]]), np.hstack([found, more[1]])
         return scores, found
 
@@ -133,10 +150,11 @@ class View:
         out_slots: Slots,
         complete: bool | None = None,
     ) -> NDArray[np.int64]:
-        """Score the candidates of the queries `which` again and put the best k out; return the queries left undone.
+        """Put out the best k candidates of the queries `which`; return the queries left undone.
 
         Undone are those with fewer than k live candidates and, in an exact search, those whose last candidate is so
-        near to the k-th that others like it may have been left out. `complete`: all was fetched; None: no matter.
+        near to the k-th that others like it may have been left out. `complete`: all was fetched; None: the search is
+        approximate, and the scores stay as they are.
         """
         lowest = scores.min(axis=1)
         scores = np.where((slots >= 0) & self.live[slots], scores, np.float32(-np.inf))
@@ -146,17 +164,19 @@ class View:
             done &= lowest < kth - SLACK
         for row in np.flatnonzero(done):
             query = which[row]
-            near = slots[row][scores[row] >= kth[row] - SLACK]
-            exact = np.concatenate(
-                [
-                    np.einsum("nd,d->n", self.vectors(near[i : i + BLOCK]), queries[query], dtype=np.float64)
-                    for i in range(0, len(near), BLOCK)
-                ]
-            ).astype(np.float32)
+            chosen = scores[row] >= kth[row] - SLACK
+            near = slots[row][chosen]
+            found = scores[row][chosen] if complete is None else self._score(queries[query], near)
             high, low = self.ids(near).view(">u8").T
-            best = np.lexsort((low, high, -exact))[:k]
-            out_scores[query], out_slots[query] = exact[best], near[best]
+            best = np.lexsort((low, high, -found))[:k]
+            out_scores[query], out_slots[query] = found[best], near[best]
         return which[~done]
+
+    def _score(self, query: Vectors, slots: Slots) -> Vectors:
+        blocks = (self.vectors(slots[i : i + BLOCK]) for i in range(0, len(slots), BLOCK))
+        return np.concatenate([np.einsum("nd,d->n", rows, query, dtype=np.float64) for rows in blocks]).astype(
+            np.float32
+        )
 
 
 def _take(mapped: NDArray[_Number], tail: NDArray[_Number], slots: Slots) -> NDArray[_Number]:
