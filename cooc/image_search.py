@@ -11,6 +11,7 @@ while one process, which has opened the index with write=True, changes it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import threading
@@ -26,13 +27,14 @@ from numpy.typing import NDArray
 
 from cooc import __version__, calibration, indexing
 from cooc.descriptor import Descriptor, DescriptorConfig
-from cooc.errors import InputError
+from cooc.errors import InputError, StoreMissingError
 from cooc.images import Box
 from cooc.indexing import Progress, Report, Stop, relative_path
 from cooc.matching import Match, Options, Results, find_duplicates, find_matches, unit
 from cooc.recipes import find_recipe
 from cooc.store import Filter, Record, Store, StoreMeta, Vectors, check_same
 from cooc.stores import create_store, open_store
+from cooc.transfer import import_index, read_meta
 
 if TYPE_CHECKING:
     from cooc.descriptor import Image
@@ -123,6 +125,23 @@ class ImageSearch:
             store.close()
             raise
 
+    @classmethod
+    def import_from(cls, file: Path_, index: Path_, *, root: Path_ | None = None) -> Self:
+        """Add what `cooc export` wrote to an index, which is made if there is none; it is open for writing then."""
+        source = Path(file)
+        meta = read_meta(source)
+        try:
+            search = cls.open(index, write=True)
+            search._check(replace(meta, config_hash=DescriptorConfig.from_dict(meta.config).hash))
+        except StoreMissingError:
+            search = cls(create_store(_address(index), replace(meta, root=_keep_root(index, root))), index)
+        try:
+            import_index(search.store, source)
+        except BaseException:
+            search.close()
+            raise
+        return search
+
     @property
     def descriptor(self) -> Descriptor:
         """Loaded at first use, and checked to be the one that the vectors of the index come from."""
@@ -190,6 +209,26 @@ class ImageSearch:
                 removed += self.store.remove(below)
             removed += self.store.remove([name]) if name else 0
         return removed
+
+    def tag(self, paths: Iterable[Path_], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int:
+        """Give tags to pictures, or to all pictures of folders, and take others away; how many pictures."""
+        add, remove = list(add), list(remove)
+        records, count = self.records(paths), 0
+        while block := [record.id for record in itertools.islice(records, BLOCK)]:
+            count += self.store.tag(block, add, remove)
+        return count
+
+    def records(self, paths: Iterable[Path_]) -> Iterator[Record]:
+        """What the index knows of pictures, or of all pictures of folders. A name that it does not know is an error."""
+        for path in paths:
+            name = self.name(path)
+            (one,) = self.store.find([name]) if name else [None]
+            found = iter([one]) if one else self.store.records(Filter(prefix=name or None))
+            first = next(found, None)
+            if first is None:
+                raise InputError(f"{os.fspath(path)!r} is not in the index {self.index_path}.")
+            yield first
+            yield from found
 
     def name(self, path: Path_) -> str:
         """How the index names a picture: what it knows by that name, else a path on disk."""

@@ -71,4 +71,4 @@ def main() -> None:
         sys.exit(0)
 
 
-from cooc.cli import benching, describing, indexing, reporting, serving, weights  # noqa: E402, F401 (each adds its commands to app)
+from cooc.cli import benching, describing, indexing, reporting, searching, serving, weights  # noqa: E402, F401 (each adds its commands to app)

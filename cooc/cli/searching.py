@@ -1,0 +1,264 @@
+"""cooc search, cooc duplicates: questions to an index."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cooc.cli import app, err, out
+from cooc.cli.describing import DeviceOption, JsonOption, _check_output, _replacing
+from cooc.cli.indexing import IndexOption, find_index
+from cooc.errors import PARTIAL, CoocError, ImageError, InputError
+
+if TYPE_CHECKING:
+    from cooc.cli.showing import Answer
+    from cooc.image_search import ImageSearch
+    from cooc.images import Box, Source
+    from cooc.matching import Match
+    from cooc.store import Filter
+
+LARGEST_DOWNLOAD = 64 << 20  # bytes
+DOWNLOAD_SECONDS = 30
+
+FolderOption = Annotated[str, typer.Option("--folder", metavar="PREFIX", help="Only pictures below this folder.")]
+FromOption = Annotated[str, typer.Option("--from", metavar="DATE", help="Only taken then or later: 2023, 2023-07, ...")]
+ToOption = Annotated[str, typer.Option("--to", metavar="DATE", help="Only taken then or before.")]
+TagOption = Annotated[list[str] | None, typer.Option("--tag", help="Only with this tag; may be repeated.")]
+
+
+@app.command()
+def search(
+    images: Annotated[
+        list[str],
+        typer.Argument(metavar="IMAGE|URL|-|FOLDER", help="Several pictures make one query; a folder, one for each."),
+    ],
+    index: IndexOption = "",
+    box: Annotated[str, typer.Option(metavar="X0,Y0,X1,Y1", help="The part of the picture to search for.")] = "",
+    k: Annotated[int, typer.Option("-k", min=1, help="How many results.")] = 20,
+    expand: Annotated[str, typer.Option(help="Search again with the best results: none, average or alpha.")] = "none",
+    database_augmentation: Annotated[
+        bool, typer.Option("--database-augmentation", help="Compare with each result's own neighbours too.")
+    ] = False,
+    rerank: Annotated[str, typer.Option(help="none, k-reciprocal, diffusion or superglobal.")] = "none",
+    min_score: Annotated[float | None, typer.Option(help="Leave out results below this score.")] = None,
+    folder: FolderOption = "",
+    taken_from: FromOption = "",
+    taken_to: ToOption = "",
+    tag: TagOption = None,
+    device: DeviceOption = "auto",
+    thumbnails: Annotated[
+        bool | None, typer.Option("--thumbnails/--no-thumbnails", help="In the table. [default: if colours allow]")
+    ] = None,
+    as_json: JsonOption = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with everything in it.")] = None,
+    sheet: Annotated[Path | None, typer.Option(metavar="FILE.jpg", help="Write a contact sheet.")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show the results in a browser.")] = False,
+) -> None:
+    """Find the pictures that show the same thing.
+
+    The score is a similarity of at most 1; the match column is the probability that it is the same thing.
+    """
+    from cooc.cli import showing
+    from cooc.image_search import ImageSearch
+    from cooc.images import parse_box
+
+    for file, endings in ((html, (".html", ".htm")), (sheet, (".jpg", ".jpeg", ".png", ".webp"))):
+        if file is not None:
+            _check_output(file, *endings)
+    options = {
+        "k": k,
+        "expand": expand,
+        "rerank": rerank,
+        "augment": database_augmentation,
+        "where": _filter(folder, taken_from, taken_to, tag),
+        "min_score": min_score,
+    }
+    part = parse_box(box) if box else None
+    keep = bool(html or sheet or open_)
+    answers: list[Answer] = []
+    bad = 0
+    with ImageSearch.open(find_index(index), device=device) as found:
+        for title, sources in _queries(images, part):
+            try:
+                answer = _ask(found, title, sources, part, options)
+            except ImageError as error:
+                if len(images) == 1 and not Path(images[0]).is_dir():
+                    raise
+                bad += 1
+                err.print(f"left out: {error}", style="yellow", markup=False)
+                continue
+            answers += [answer] if keep else []
+            if as_json:
+                typer.echo(json.dumps(_as_json(answer, found)))
+            else:
+                _print(answer, found, bool(thumbnails) if thumbnails is not None else out.color_system == "truecolor")
+        if keep and answers:
+            if sheet is not None:
+                with _replacing(sheet) as stream:
+                    showing.sheet(answers, found.root).convert("RGB").save(stream, _format(sheet), quality=90)
+                err.print(f"Written: {sheet}", markup=False)
+            if html is None and open_:
+                html = Path(tempfile.mkdtemp(prefix="cooc-")) / "search.html"
+            if html is not None:
+                with _replacing(html) as stream:
+                    stream.write(showing.page(answers, found.root, str(found.index_path)).encode())
+                err.print(f"Written: {html}", markup=False)
+            if open_:
+                typer.launch(str(html))
+    if bad:
+        raise typer.Exit(PARTIAL)
+
+
+@app.command()
+def duplicates(
+    index: IndexOption = "",
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="Similarity from which two are near-duplicates.")
+    ] = 0.9,
+    folder: FolderOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List groups of near-duplicates: copies, other sizes, other formats, slight edits."""
+    from cooc.cli.showing import shown
+    from cooc.image_search import ImageSearch
+
+    groups = pictures = 0
+    with ImageSearch.open(find_index(index)) as found:
+        for group in found.duplicates(threshold, where=_filter(folder, "", "", None)):
+            groups, pictures = groups + 1, pictures + len(group)
+            if as_json:
+                typer.echo(json.dumps([{"id": r.id, "path": r.path, "sha256": r.sha256} for r in group]))
+                continue
+            out.print(f"{len(group)} pictures" + ", same content" * (len({r.sha256 for r in group}) == 1), style="bold")
+            for r in group:
+                out.print(f"  {shown(r.path)}  {r.width}x{r.height}  {r.size:,} bytes", markup=False)
+    if not as_json:
+        out.print(f"{groups} groups, {pictures} pictures.")
+
+
+def _filter(folder: str, taken_from: str, taken_to: str, tags: list[str] | None) -> Filter | None:
+    from cooc.store import Filter
+
+    where = Filter(folder or None, taken_from or None, taken_to or None, frozenset(tags or ()))
+    return None if where == Filter() else where
+
+
+def _queries(words: list[str], part: Box | None) -> Iterator[tuple[str, list[Source]]]:
+    """Pictures are one query together; each picture of a folder is one by itself."""
+    from cooc.images import list_images
+
+    folders = [word for word in words if not _is_url(word) and word != "-" and Path(word).is_dir()]
+    if not folders:
+        if part is not None and len(words) > 1:
+            raise InputError("--box is the part of one picture: search for one at a time.")
+        yield ", ".join(words), [_source(word) for word in words]
+        return
+    if len(folders) < len(words):
+        raise InputError("Give pictures, which make one query together, or folders of queries, but not both.")
+    if part is not None:
+        raise InputError("--box is the part of one picture, not of a folder.")
+    for folder in folders:
+        for path in list_images(folder):
+            yield str(path), [path]
+
+
+def _source(word: str) -> Source:
+    if word == "-":
+        data = sys.stdin.buffer.read(LARGEST_DOWNLOAD + 1)
+        if len(data) > LARGEST_DOWNLOAD:
+            raise ImageError(f"Standard input gives more than {LARGEST_DOWNLOAD >> 20} MB: give a file instead.")
+        return data
+    return _download(word) if _is_url(word) else Path(word)
+
+
+def _is_url(word: str) -> bool:
+    return word.startswith(("http://", "https://"))
+
+
+class _OnlyWeb(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
+        if not _is_url(newurl):
+            raise ImageError(f"{req.full_url} leads to {newurl}: only http and https are followed.")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _download(url: str) -> bytes:
+    """What the user typed, and no other address is ever fetched. It may take so long and be so large, no more."""
+    ends = time.monotonic() + DOWNLOAD_SECONDS
+    request = urllib.request.Request(url, headers={"User-Agent": "cooc"})
+    parts, size = [], 0
+    try:
+        with urllib.request.build_opener(_OnlyWeb).open(request, timeout=DOWNLOAD_SECONDS) as response:
+            while part := response.read1(1 << 16):
+                parts.append(part)
+                size += len(part)
+                if size > LARGEST_DOWNLOAD:
+                    raise ImageError(f"{url} gives more than {LARGEST_DOWNLOAD >> 20} MB: fetch it yourself.")
+                if time.monotonic() > ends:
+                    raise ImageError(f"{url} takes longer than {DOWNLOAD_SECONDS} s: fetch it yourself.")
+    except CoocError:
+        raise
+    except (OSError, ValueError) as error:  # URLError and timeouts are OSErrors
+        reason = getattr(error, "reason", error)
+        raise ImageError(f"{url} cannot be fetched ({reason}). Check the address.") from error
+    return b"".join(parts)
+
+
+def _ask(found: ImageSearch, title: str, sources: list[Source], part: Box | None, options: dict[str, Any]) -> Answer:
+    from cooc.cli.showing import Answer
+
+    return Answer(title, sources, part, found.search(sources, [part] if part else None, **options))
+
+
+def _print(answer: Answer, found: ImageSearch, thumbnails: bool) -> None:
+    from cooc.cli import showing
+
+    out.print(f"{showing.shown(answer.title)}:", style="bold", markup=False)
+    matches = answer.results.matches
+    if matches:
+        out.print(showing.table(answer, found.root, thumbnails), soft_wrap=False, crop=False)
+    else:
+        out.print("Nothing found: the index is empty, or nothing in it passes these filters.")
+    if answer.results.no_match and matches:
+        out.print(showing.NO_MATCH, style="yellow")
+    if found.calibration is None:
+        err.print(showing.UNCALIBRATED, style="dim")
+
+
+def _as_json(answer: Answer, found: ImageSearch) -> dict[str, Any]:
+    return {
+        "query": answer.title,
+        "box": answer.box,
+        "no_match": answer.results.no_match,
+        "calibrated": found.calibration is not None,
+        "seconds": round(answer.results.seconds, 4),
+        "matches": [_match(match, found) for match in answer.results.matches],
+    }
+
+
+def _match(match: Match, found: ImageSearch) -> dict[str, Any]:
+    r = match.record
+    return {
+        "id": match.id,
+        "path": match.path,
+        "file": str(found.root / match.path),
+        "score": match.score,
+        "probability": match.probability,
+        "width": r.width,
+        "height": r.height,
+        "taken": r.taken,
+        "tags": sorted(r.tags),
+    }
+
+
+def _format(file: Path) -> str:
+    return {".png": "PNG", ".webp": "WEBP"}.get(file.suffix.lower(), "JPEG")

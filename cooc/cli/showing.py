@@ -1,0 +1,191 @@
+"""Search results for people: a table with small pictures, a contact sheet, a page that needs no other file.
+
+File names come from anywhere: they are shown so that no name can be taken for markup, hide a line break or fail to
+print. Files that are gone since they were indexed get an empty frame.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from cooc.errors import CoocError
+from cooc.images import Box, image_info, load_image
+
+if TYPE_CHECKING:
+    from cooc.images import Source
+    from cooc.matching import Match, Results
+
+TILE, GAP, CAPTION, ACROSS = 220, 12, 36, 6  # of a contact sheet, in pixels; tiles in a row
+PAPER, INK, MUTED, FRAME = (250, 250, 248), (25, 25, 25), (120, 120, 116), (200, 60, 30)
+NO_MATCH = "No match in here: even the best of these results is probably something else."
+UNCALIBRATED = "No match probabilities: scores of this recipe have not been calibrated (cooc calibrate)."
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """One query with its results."""
+
+    title: str
+    sources: Sequence[Source]
+    box: Box | None
+    results: Results
+
+
+def shown(name: str | os.PathLike[str]) -> str:
+    """A name that prints on one line, whatever bytes it holds."""
+    text = os.fsdecode(name).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def percent(probability: float | None) -> str:
+    return "-" if probability is None else f"{100 * probability:.0f}%"
+
+
+def thumbnail(source: Source, side: int) -> Image.Image:
+    try:
+        return Image.fromarray(load_image(source, size=side))
+    except CoocError:
+        return Image.new("RGB", (side, side * 2 // 3), (230, 230, 228))
+
+
+# Terminal
+
+
+def table(answer: Answer, root: Path, pictures: bool) -> Table:
+    rows = Table(box=None, pad_edge=False, padding=(0, 2, 1 if pictures else 0, 0), show_edge=False)
+    for title in (["#", ""] if pictures else ["#"]) + ["score", "match", "picture"]:
+        rows.add_column(title, justify="right" if title in ("#", "score", "match") else "left", no_wrap=True)
+    for number, match in enumerate(answer.results.matches, start=1):
+        file = root / match.path
+        cells: list[Any] = [str(number)] + ([blocks(thumbnail(file, 32))] if pictures else [])
+        name = Text(shown(match.path), Style(link=file.as_uri()))
+        rows.add_row(*cells, f"{match.score:.3f}", percent(match.probability), name)
+    return rows
+
+
+def blocks(picture: Image.Image, rows: int = 4) -> Text:
+    """A picture in characters: each is an upper half block, two pixels in two colours."""
+    width = max(1, min(3 * rows, round(2 * rows * picture.width / picture.height)))
+    pixels = np.asarray(picture.resize((width, 2 * rows), Image.Resampling.BOX))
+    text = Text()
+    for above, below in zip(pixels[::2], pixels[1::2], strict=True):
+        for a, b in zip(above, below, strict=True):
+            text.append("▀", Style(color=f"#{a.tobytes().hex()}", bgcolor=f"#{b.tobytes().hex()}"))
+        text.append("\n")
+    return text
+
+
+# Contact sheet
+
+
+def sheet(answers: Sequence[Answer], root: Path) -> Image.Image:
+    """A line of tiles for each query, wrapped: the query first, its box drawn, then the results."""
+    lines: list[list[tuple[Image.Image, str, str, bool]]] = []
+    for answer in answers:
+        tiles = [(_with_box(source, answer.box), "query", answer.title, True) for source in answer.sources]
+        tiles += [
+            (thumbnail(root / m.path, TILE), f"{m.score:.3f}   {percent(m.probability)}", Path(m.path).name, False)
+            for m in answer.results.matches
+        ]
+        lines += [tiles[i : i + ACROSS] for i in range(0, len(tiles), ACROSS)]
+    width = GAP + max(len(line) for line in lines) * (TILE + GAP)
+    canvas = Image.new("RGB", (width, GAP + len(lines) * (TILE + CAPTION + GAP)), PAPER)
+    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(13)
+    for row, line in enumerate(lines):
+        for column, (picture, first, second, is_query) in enumerate(line):
+            x, y = GAP + column * (TILE + GAP), GAP + row * (TILE + CAPTION + GAP)
+            at = x + (TILE - picture.width) // 2, y + (TILE - picture.height) // 2
+            canvas.paste(picture, at)
+            if is_query:
+                corner = at[0] + picture.width, at[1] + picture.height
+                draw.rectangle((at[0] - 3, at[1] - 3, corner[0] + 2, corner[1] + 2), outline=FRAME, width=3)
+            draw.text((x, y + TILE + 3), first, INK, font)
+            draw.text((x, y + TILE + 19), _fitting(shown(second), font), MUTED, font)
+    return canvas
+
+
+def _fitting(text: str, font: Any) -> str:
+    if font.getlength(text) <= TILE:
+        return text
+    while text and font.getlength(text + "...") > TILE:
+        text = text[:-1]
+    return text + "..."
+
+
+def _with_box(source: Source, box: Box | None) -> Image.Image:
+    picture = thumbnail(source, TILE)
+    if box is not None:
+        scale = picture.width / image_info(source).width
+        x0, y0, x1, y1 = (round(value * scale) for value in box)
+        corner = min(x1, picture.width - 1), min(y1, picture.height - 1)
+        ImageDraw.Draw(picture).rectangle((max(x0, 0), max(y0, 0), *corner), outline=FRAME, width=2)
+    return picture
+
+
+# Page
+
+_STYLE = """
+:root{color-scheme:light dark;--line:#8884;--soft:#888}
+body{font:15px/1.45 system-ui,sans-serif;max-width:1280px;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.3rem}h2{font-size:1rem;margin-top:2.5rem;overflow-wrap:anywhere}
+.note{padding:.6rem .9rem;border:1px solid var(--line);border-radius:8px}
+.grid{display:flex;flex-wrap:wrap;gap:14px}
+figure{margin:0;width:220px}img{max-width:220px;max-height:220px;display:block;border-radius:6px}
+.query img{outline:3px solid #c83c1e}
+figcaption{font-size:.85rem;overflow-wrap:anywhere}figcaption b{font-variant-numeric:tabular-nums}
+small{color:var(--soft)}a{color:inherit}
+"""
+
+
+def page(answers: Sequence[Answer], root: Path, index: str) -> str:
+    """HTML with everything inside, that may be mailed or kept."""
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
+        "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; img-src data:; "
+        "style-src 'unsafe-inline'\">",
+        f"<title>cooc search</title><style>{_STYLE}</style><h1>Pictures found in {_escaped(index)}</h1>",
+    ]
+    for answer in answers:
+        parts.append(f"<section><h2>{_escaped(answer.title)}</h2>")
+        if answer.results.no_match:
+            parts.append(f"<p class=note>{NO_MATCH}</p>")
+        parts.append("<div class=grid>")
+        for source in answer.sources:
+            parts.append(f"<figure class=query>{_img(_with_box(source, answer.box), 'query')}")
+            parts.append("<figcaption>query</figcaption></figure>")
+        parts += [_figure(match, root) for match in answer.results.matches]
+        parts.append("</div></section>")
+    return "\n".join(parts) + "\n"
+
+
+def _figure(match: Match, root: Path) -> str:
+    file = root / match.path
+    chance = "" if match.probability is None else f" · {percent(match.probability)} match"
+    name = f"<a href='{html.escape(file.as_uri())}'>{_escaped(match.path)}</a>"
+    date = f" <small>{match.record.taken[:10]}</small>" if match.record.taken else ""
+    picture = _img(thumbnail(file, TILE), match.path)
+    return f"<figure>{picture}<figcaption><b>{match.score:.3f}</b>{chance}<br>{name}{date}</figcaption></figure>"
+
+
+def _img(picture: Image.Image, about: str) -> str:
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=82)
+    data = base64.b64encode(stream.getvalue()).decode()
+    return f'<img alt="{_escaped(about)}" src="data:image/jpeg;base64,{data}">'
+
+
+def _escaped(text: str) -> str:
+    return html.escape(shown(text))
