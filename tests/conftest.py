@@ -10,6 +10,8 @@ import torch
 
 from cooc.weights import load_weights
 
+torch.set_num_threads(1)  # tests use small tensors: threads that wait for one another cost more than they bring
+
 
 @pytest.fixture(scope="session")
 def real_weights() -> Callable[[str], dict[str, torch.Tensor]]:
