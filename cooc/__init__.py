@@ -1,6 +1,7 @@
 """cooc: find the pictures that show the same thing.
 
-    image -> activations -> co-occurrence tensor -> pooled vector -> whitening -> index -> search -> re-ranking -> evaluation
+    image -> activations -> co-occurrence tensor -> pooled vector -> whitening
+          -> index -> search -> re-ranking -> evaluation
 
 Each step is one module of that name; `cooccurrence.py` is the paper. The short way through all of them:
 
