@@ -7,6 +7,7 @@ where it was, and datasets that share pictures share the work.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -31,25 +32,48 @@ from torch import Tensor
 from cooc.activations import resolve_device
 from cooc.benchmark.datasets import Dataset
 from cooc.descriptor import BATCH_PIXELS, Descriptor, load_backbone, rescale
-from cooc.errors import DatasetError, InputError
+from cooc.errors import DatasetError, UnknownNameError
 from cooc.evaluation import bootstrap_interval, evaluate, positive_ranks, precision_recall
 from cooc.extraction import Bad, Item, default_workers, extract
 from cooc.recipes import Recipe
-from cooc.reranking import alpha_expansion, average_expansion, rank
+from cooc.reranking import alpha_expansion, average_expansion, database_augmentation, rank, rerank
 from cooc.whitening import Storage, Whitening, fit_pca, save
 
-__all__ = ["EXPANSIONS", "Options", "provenance", "raw_vectors", "run", "write_result"]
+__all__ = ["WAYS", "Options", "provenance", "raw_vectors", "run", "write_result"]
 
 Vectors = NDArray[np.float32]
+Indices = NDArray[np.int64]
 PART = 512  # pictures in one part of the cache
 RECALL = np.linspace(0, 1, 21)  # where the mean precision-recall curve of a result is kept
 
-EXPANSIONS: dict[str, Callable[..., Any]] = {
-    "none": lambda queries, database, own: queries,
-    "average-5": lambda queries, database, own: average_expansion(queries, database, 5, exclude=own),
-    "average-10": lambda queries, database, own: average_expansion(queries, database, 10, exclude=own),
-    "alpha-10": lambda queries, database, own: alpha_expansion(queries, database, 10, 3, exclude=own),
-    "alpha-50": lambda queries, database, own: alpha_expansion(queries, database, 50, 3, exclude=own),
+
+def _average(queries: Vectors, database: Vectors, own: Indices, n: int) -> Indices:
+    return rank(average_expansion(queries, database, n, exclude=own), database)[0]
+
+
+def _alpha(queries: Vectors, database: Vectors, own: Indices, n: int) -> Indices:
+    return rank(alpha_expansion(queries, database, n, 3, exclude=own), database)[0]
+
+
+def _augmented(queries: Vectors, database: Vectors, own: Indices) -> Indices:
+    return rank(queries, database_augmentation(database))[0]
+
+
+def _reranked(queries: Vectors, database: Vectors, own: Indices, name: str) -> Indices:
+    return rerank(name, queries, database)
+
+
+# What is done between the vectors and the ranking: queries (Q, D), database (N, D), own rows (Q,) -> rankings (Q, N)
+WAYS: dict[str, Callable[[Vectors, Vectors, Indices], Indices]] = {
+    "none": lambda queries, database, own: rank(queries, database)[0],
+    "average-5": functools.partial(_average, n=5),
+    "average-10": functools.partial(_average, n=10),
+    "alpha-10": functools.partial(_alpha, n=10),
+    "alpha-50": functools.partial(_alpha, n=50),
+    "augmentation": _augmented,
+    "k-reciprocal": functools.partial(_reranked, name="k-reciprocal"),
+    "diffusion": functools.partial(_reranked, name="diffusion"),
+    "superglobal": functools.partial(_reranked, name="superglobal"),
 }
 
 
@@ -112,11 +136,10 @@ def save_whitenings(fitted: dict[str, Whitening], folder: Path | None, storage: 
 
 def evaluate_vectors(dataset: Dataset, database: Vectors, queries: Vectors, expansion: str) -> dict[str, Any]:
     """mAP (in percent), its bootstrap interval, mP@k, the AP of each query and the mean curve, for each protocol."""
-    if expansion not in EXPANSIONS:
-        raise InputError(f"Unknown expansion {expansion!r}; choose from {', '.join(EXPANSIONS)}.")
+    if expansion not in WAYS:
+        raise UnknownNameError("expansion or re-ranking", expansion, WAYS)
     own = np.array([-1 if q.itself is None else int(np.atleast_1d(q.itself)[0]) for q in dataset.ground_truth])
-    expanded = EXPANSIONS[expansion](queries, database, own)
-    rankings, _ = rank(expanded, database)
+    rankings = WAYS[expansion](queries, database, own)
     out = {}
     for protocol in dataset.protocols:
         scores = evaluate(rankings, dataset.ground_truth, protocol)

@@ -51,7 +51,7 @@ def bench_dataset(
     ] = None,
     save_whitening: Annotated[Path | None, typer.Option(help="Folder to keep the fitted whitenings in.")] = None,
     storage: Annotated[Literal["float32", "float16", "int8"], typer.Option(help="How.")] = "float16",
-    expand: Annotated[str, typer.Option(help="Query expansions, separated by commas.")] = "none,average-10,alpha-10",
+    expand: Annotated[str, typer.Option(help="Expansions and re-rankings, by commas.")] = "none,average-10,alpha-10",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     workers: Annotated[int | None, typer.Option(help="Processes that decode; by default as the device needs.")] = None,
