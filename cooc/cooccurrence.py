@@ -64,7 +64,7 @@ def cooccurrence(
     rho, a = _threshold(A, threshold)
     _check_radius(radius)
     others = torch.sub(a.sum(1, keepdim=True), a, alpha=1 - eps)  # (B, C, H, W): all channels but k itself
-    return (rho * box_sum(others, radius) / _normaliser(A, radius, window_mean)).to(A.dtype)
+    return box_sum(others, radius).mul_(rho).div_(_normaliser(A, radius, window_mean)).to(A.dtype)
 
 
 def cooccurrence_learned(A: Tensor, filter: Tensor, threshold: Threshold = "mean", window_mean: bool = False) -> Tensor:

@@ -105,8 +105,7 @@ def test_too_slow_for_a_cpu_stays_in_the_table(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "CPU_OPERATIONS", 1e6)
     options = TINY | {"channels": (16,), "batches": (3,), "sections": ("cooccurrence",)}
     notes = {row["name"]: row["note"] for row in run_speed(Options(**options))["rows"]}
-    assert notes["convolution float32"] == "not run: 4e+06 operations for one call"
-    assert notes["Shih"] == "not run: 9e+06 operations for one call"
+    assert notes["convolution float32"] == notes["Shih"] == "not run: takes many seconds for one call on a CPU"
     assert notes["closed form"] == ""
 
 

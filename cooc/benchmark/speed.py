@@ -185,11 +185,9 @@ class _Bench:
         rows, samples = {job.name: _row(about, job.name) for job in jobs}, {}
         for job in jobs:
             row = rows[job.name]
-            refusal = job.refusal
-            if self.device.type == "cpu" and job.operations > CPU_OPERATIONS:
-                refusal = f"{job.operations:.0e} operations for one call"
-            if refusal:
-                row["note"] = f"not run: {refusal}"
+            too_slow = self.device.type == "cpu" and job.operations > CPU_OPERATIONS
+            if job.refusal or too_slow:
+                row["note"] = f"not run: {job.refusal or 'takes many seconds for one call on a CPU'}"
                 continue
             try:
                 call = job.build()

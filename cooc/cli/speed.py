@@ -71,10 +71,12 @@ def _print_section(result: dict[str, Any], section: str) -> None:
         cells = [_show(row[name], ".0e" if name == "error" else ".3g") for name in numbers]
         table.add_row(row["name"], str(row["channels"]), str(row["batch"]), _show(row["ms"]), spread, *cells)
     out.print(table)
+    notes: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row["note"]:
-            size = f"{row['channels']} channels, batch {row['batch']}"
-            out.print(f"{row['name']}, {size}: {row['note']}.", style="dim", markup=False)
+            notes.setdefault((row["name"], row["note"]), []).append(f"{row['channels']}x{row['batch']}")
+    for (name, note), where in notes.items():
+        out.print(f"{name} at {', '.join(where)}: {note}.", style="dim", markup=False)
     out.print()
 
 
