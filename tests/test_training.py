@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -471,6 +472,16 @@ def test_it_learns_what_is_to_be_learned() -> None:
     photos = hold_out(Photos("half noise", items, labels, positives, np.zeros(120, bool)), 0.4)
     run = train(cache, photos, config(lr=0.02, epochs=6, patience=6, queries=72, batch=12, options={"margin": 0.3}))
     assert run.history[run.best]["mAP"] > run.history[0]["mAP"] + 5
+
+
+def test_curves_for_tensorboard_or_a_word_how_to_get_it(tmp_path: Path) -> None:
+    cache, photos = toy()
+    if importlib.util.find_spec("tensorboard") is None:
+        with pytest.raises(InputError, match="pip install tensorboard"):
+            train(cache, photos, config(epochs=1), folder=tmp_path, tensorboard=True)
+    else:
+        train(cache, photos, config(epochs=1), folder=tmp_path, tensorboard=True)
+        assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
 
 @pytest.mark.parametrize(("pooling", "name"), [("gem", "p"), ("chco-sct", "b")])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from cooc.cooccurrence import Cooccurrence, direct_filter
@@ -65,7 +65,7 @@ def save_filter(
         with safe_open(temporary, "pt") as file:
             meta = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        save_file(tensors, temporary, meta | {"about": json.dumps(dict(about or {}))})
+        temporary.write_bytes(save(tensors, meta | {"about": json.dumps(dict(about or {}))}))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

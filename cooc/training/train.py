@@ -103,6 +103,7 @@ class Run:
 
 class Writer(Protocol):
     def add_scalar(self, tag: str, value: float, step: int) -> None: ...
+    def close(self) -> None: ...
 
 
 def train(
@@ -151,6 +152,8 @@ def train(
         for name, value in record.items():
             if writer is not None and name != "epoch":
                 writer.add_scalar(name, value, epoch)
+    if writer is not None:
+        writer.close()
     net.load_state_dict(progress.best_net)
     seconds = earlier + time.monotonic() - started
     return Run(config, net, progress.history, progress.best, round(seconds, 3), _peak(device))
@@ -229,11 +232,10 @@ def gradients(net: CoOcNet, cache: ActivationCache, rows: Ints, config: TrainCon
         total += loss.detach()
     if world() > 1:
         dist.all_reduce(total)
-        for parameter in net.parameters():
-            if parameter.requires_grad:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                dist.all_reduce(parameter.grad)
+        for parameter in (p for p in net.parameters() if p.requires_grad):
+            whole = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad  # fewer tuples than us
+            dist.all_reduce(whole := whole.contiguous())
+            parameter.grad = whole
     return float(total)
 
 
@@ -246,14 +248,15 @@ def validate(net: CoOcNet, cache: ActivationCache, photos: Photos, config: Train
     queries, database, truth = photos.validation()
     if not len(queries):
         return {}
-    held = _describe(net, cache, database)
+    raw_vectors = "whitening" not in config.train  # a whitening that is only in front of the loss is fitted anew
+    held = _describe(net, cache, database, raw=raw_vectors)
     place = np.searchsorted(database, queries)
     raw = _mean_ap(held, place, truth)
     chosen = np.random.default_rng(config.seed).permutation(np.flatnonzero(~photos.held_out))[:WHITENING_SAMPLE]
     dim = min(WHITENING_DIM, len(chosen) // 4, held.shape[1])
-    if config.layer or dim < 32:
+    if not raw_vectors or dim < 32:
         return {"mAP": raw}
-    whitening = fit_pca(_describe(net, cache, chosen), dim)
+    whitening = fit_pca(_describe(net, cache, chosen, raw=True), dim)
     return {"mAP": _mean_ap(whitening(held), place, truth), "mAP raw": raw}
 
 
@@ -283,7 +286,7 @@ def _writer(folder: Path) -> Writer:
         raise InputError(
             "TensorBoard is not installed: pip install tensorboard, or leave --tensorboard out."
         ) from error
-    writer: Writer = SummaryWriter(str(folder / "tensorboard"))
+    writer: Writer = SummaryWriter(str(folder / "tensorboard"))  # lines of log.jsonl as curves
     return writer
 
 
