@@ -97,7 +97,7 @@ class Examined:
     sha256: str = ""
     info: ImageInfo | None = None
     problem: str = ""
-    gone: bool = False  # what the index knows under this name is not true any more
+    gone: bool = False  # its content is no picture: what the index knows under this name is not true any more
 
     @property
     def record(self) -> Record:
@@ -144,7 +144,7 @@ def add_files(
     """Add or replace these files. One that is not there is left out, and reported."""
     run = _Run(store, root, descriptor, workers, progress, None)
     with run.ending():
-        run.add(root / relative_path(root, path) for path in paths)
+        run.add(root / name for name in _once(relative_path(root, path) for path in paths))
     return run.report
 
 
@@ -168,6 +168,11 @@ def is_missing(path: Path) -> bool:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
         return error.errno in (errno.ENOENT, errno.ENOTDIR)
+
+
+def _once(names: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    return (name for name in names if not (name in seen or seen.add(name)))  # type: ignore[func-returns-value]
 
 
 def _outermost(names: list[str]) -> list[str]:
@@ -289,8 +294,7 @@ class _Run:
                 self.touches[file.name] = file.mtime_ns
             elif twins:
                 self.report.copied += 1
-                self.records.append(replace(seen.record, width=twins[0].width, height=twins[0].height))
-                self.vectors.append(self.store.vectors([twins[0].id])[0])
+                self.described.append((seen.record, self.store.vectors([twins[0].id])[0]))
             else:
                 yield Item(seen, file.path)
         self._tick()
@@ -307,21 +311,20 @@ class _Run:
                 self._leave_out(seen.file.name, CHANGED, seen)
             else:
                 self.report.described += 1
-                self.records.append(seen.record)
-                self.vectors.append(result)
+                self.described.append((seen.record, result))
 
     def _leave_out(self, name: str, reason: str, seen: Examined | None = None) -> None:
-        """Report a bad file. It is tried again when it has changed; at once, if it was changing while it was read."""
+        """Report a bad file. If its content is bad, it is tried again when it has changed; else by the next run."""
         self.report.bad += 1
         state = (-1, 0)
         if seen is not None:
             now = _state(seen.file.path)
-            if now == (seen.file.size, seen.file.mtime_ns):
-                state = now
-                if seen.gone and seen.file.known is not None:
-                    self.removals.append(name)
-            else:
+            if now != (seen.file.size, seen.file.mtime_ns):
                 reason = CHANGED if now else VANISHED
+            elif seen.gone:
+                state = now
+                if seen.file.known is not None:
+                    self.removals.append(name)
         self.bad.append(BadFile(name, *state, reason))
         log.info("%s: %s", name, reason)
 
@@ -348,8 +351,7 @@ class _Run:
     # commits
 
     def _forget_pending(self) -> None:
-        self.records: list[Record] = []
-        self.vectors: list[Vector] = []
+        self.described: list[tuple[Record, Vector]] = []
         self.moves: dict[str, str] = {}
         self.touches: dict[str, int] = {}
         self.removals: list[str] = []
@@ -360,13 +362,13 @@ class _Run:
         """Each of these is one transaction, and whatever comes between two of them the next run repairs."""
         if self.moves:
             self.store.rename(self.moves)
-            self.clear += self.moves.values()
-        if self.records:
-            self.store.add(self.records, np.stack(self.vectors))
+        if self.described:
+            self.store.add([record for record, _ in self.described], np.stack([vector for _, vector in self.described]))
         if self.removals:
             self.store.remove(self.removals)
         if self.touches:
             self.store.touch(self.touches)
+            self.clear += self.touches
         if self.clear:
             self.store.clear_bad(self.clear)
         if self.bad:
@@ -376,7 +378,7 @@ class _Run:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        waiting = len(self.records) + len(self.moves) + len(self.touches) + len(self.removals) + len(self.bad)
+        waiting = len(self.described) + len(self.moves) + len(self.touches) + len(self.removals) + len(self.bad)
         if waiting >= COMMIT_IMAGES or now - self.committed >= COMMIT_SECONDS:
             self.commit()
         if self.progress is not None and now - self.shown >= PROGRESS_SECONDS:
