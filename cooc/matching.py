@@ -107,11 +107,14 @@ def _nearest(store: Store, query: Vectors, k: int, where: Filter | None, without
 
 def _still_there(store: Store, ids: list[str]) -> tuple[list[str], Vectors]:
     """With their vectors; without those that another process has removed since they were found."""
-    try:
-        return ids, store.vectors(ids)
-    except InputError:
-        ids = [name for name, record in zip(ids, store.get(ids), strict=True) if record is not None]
-        return ids, store.vectors(ids)
+    while True:
+        try:
+            return ids, store.vectors(ids)
+        except InputError:
+            left = [name for name, record in zip(ids, store.get(ids), strict=True) if record is not None]
+            if len(left) == len(ids):
+                raise
+            ids = left
 
 
 def _augmented(store: Store, ids: list[str], vectors: Vectors, where: Filter | None) -> Vectors:
