@@ -45,14 +45,16 @@ def shared_layout(A: Tensor, B: Tensor) -> Tensor:
     back = similarity.argmax(1)  # (K, Q)
     own = torch.arange(len(a), device=a.device)
     weight = weight * (back.gather(1, partner) == own)  # 0 unless both are each other's nearest
-    here = torch.stack([own // A.shape[2], own % A.shape[2]], dim=1)  # (P, 2)
-    there = torch.stack([partner // B.shape[3], partner % B.shape[3]], dim=2)  # (K, P, 2)
+    weight, own = weight.topk(max(int((weight > 0).sum(1).max()), 1), dim=1)  # (K, M): the matches alone
+    partner = partner.gather(1, own)
+    here = torch.stack([own // A.shape[2], own % A.shape[2]], dim=2)  # (K, M, 2)
+    there = torch.stack([partner // B.shape[3], partner % B.shape[3]], dim=2)
     best = weight.new_zeros(len(B))
     for scale in SCALES:
-        shift = there - scale * here  # (K, P, 2)
-        apart = (shift[:, :, None] - shift[:, None]).abs().amax(3)  # (K, P, P)
+        shift = there - scale * here  # (K, M, 2)
+        apart = (shift[:, :, None] - shift[:, None]).abs().amax(3)  # (K, M, M)
         agree = (apart <= TOLERANCE * max(scale, 1)).to(weight.dtype)
-        votes = (agree @ weight[:, :, None]).squeeze(2) * (weight > 0)  # (K, P)
+        votes = (agree @ weight[:, :, None]).squeeze(2) * (weight > 0)  # (K, M)
         best = torch.maximum(best, votes.amax(1))
     return best
 
