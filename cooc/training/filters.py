@@ -65,6 +65,7 @@ def save_filter(
         with safe_open(temporary, "pt") as file:
             meta = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        temporary.unlink()  # safetensors' own files are for their owner only; this one is like any other
         temporary.write_bytes(save(tensors, meta | {"about": json.dumps(dict(about or {}))}))
         temporary.replace(path)
     finally:
