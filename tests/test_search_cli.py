@@ -390,3 +390,23 @@ def test_thumbnails_in_characters(indexed: Path) -> None:
     assert len(lines) == 4
     assert set(text.plain) == {"▀", "\n"}
     assert thumbnail(indexed / "none.jpg", 32).size == (32, 21)
+
+
+# measuring
+
+
+def test_bench_search(cooc: Shell, tmp_path: Path) -> None:
+    done = cooc("bench", "search", "--count", 2000, "--dim", 24, "-k", 10, "--results", tmp_path, "--json")
+    assert done.code == 0, done
+    assert json.loads((tmp_path / "search-2k.json").read_text()) == done.json
+    assert done.json["approximate, recall"]["cooc"] > 0.5
+    assert {"exact, batched", "approximate, to faiss"} <= done.json["ratios"].keys()
+
+
+def test_bench_index(cooc: Shell, indexed: Path, tmp_path: Path) -> None:
+    words = ("bench", "index", indexed, "-r", RECIPE, "--device", "cpu", "--rounds", 1, "--workers", 0)
+    done = cooc(*words, "--results", tmp_path, "--json")
+    assert done.code == 0, done
+    assert done.json["pictures"] == 9
+    assert done.json["share of the bare network"] > 0
+    assert (tmp_path / "index-cpu.json").is_file()

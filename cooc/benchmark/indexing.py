@@ -5,6 +5,7 @@ Both are run on the user's own pictures with the real recipe, and the tests run 
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import random
@@ -21,14 +22,27 @@ import torch
 
 from cooc import indexing
 from cooc.descriptor import BATCH_PIXELS, Descriptor, batches
+from cooc.errors import StoreMissingError
 from cooc.extraction import Item, decode, default_workers
 from cooc.image_search import ImageSearch
 from cooc.images import list_images
 from cooc.store import Vectors
 
-__all__ = ["kill_and_resume", "measure_throughput"]
+__all__ = ["kill_and_resume", "measure_throughput", "open_or_create"]
 
 Open = Callable[[Path, Path], ImageSearch]  # index, root -> the index, made if it is not there, open for writing
+
+
+def open_or_create(index: Path, root: Path, recipe: str, device: str = "auto") -> ImageSearch:
+    try:
+        return ImageSearch.open(index, write=True, descriptor=_descriptor(recipe, device))
+    except StoreMissingError:
+        return ImageSearch.create(index, recipe=recipe, root=root, descriptor=_descriptor(recipe, device))
+
+
+@functools.cache
+def _descriptor(recipe: str, device: str) -> Descriptor:
+    return Descriptor.from_recipe(recipe, device=device)
 
 
 def measure_throughput(
@@ -84,7 +98,7 @@ def kill_and_resume(
     Children are forked from a server that has loaded everything, so that the moments fall into the work.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, open_index.__module__])
+    context.set_forkserver_preload([__name__, getattr(open_index, "func", open_index).__module__])
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as place:
         whole = Path(place) / "whole"

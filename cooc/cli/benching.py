@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from cooc.cli import app, err, out
+from cooc.cli.bench_index import bench_index, bench_search
 from cooc.cli.reporting import compare
 from cooc.cli.speed import speed
 from cooc.errors import InputError
@@ -34,6 +35,8 @@ app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 bench.command("speed")(speed)
 bench.command("compare")(compare)
+bench.command("index")(bench_index)
+bench.command("search")(bench_search)
 
 
 @bench.command("dataset")
