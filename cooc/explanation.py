@@ -238,7 +238,7 @@ def draw(
         columns.append([_framed(panel, side, descriptor.backbone.stride, height) for panel in (pixels, heat)])
     line, gap = 24, 2 * MARGIN
     width = sum(column[0].width for column in columns) + gap + 2 * MARGIN
-    page = Image.new("RGB", (max(width, 560), MARGIN + line + 2 * (height + MARGIN) + 2 * line), PAPER)
+    page = Image.new("RGB", (max(width, 680), MARGIN + line + 2 * (height + MARGIN) + 2 * line), PAPER)
     pen = ImageDraw.Draw(page)
     left = MARGIN
     for name, column in zip(names, columns, strict=True):
@@ -248,8 +248,8 @@ def draw(
         left += column[0].width + gap
     bottom = MARGIN + line + 2 * (height + MARGIN)
     page.paste(Image.fromarray(RAMP[None]).resize((120, 8)), (MARGIN, bottom + 5))
-    kind = "Shares" if explanation.exact else "Shares, by the pooling's derivative,"
-    text = f"{kind} of all positions add up to the score, {explanation.score:.3f}. The frame holds {MOST:.0%} of them."
+    kind = "Shares" if explanation.exact else "Derivatives"
+    text = f"{kind} add up to the score, {explanation.score:.3f}; the frame holds {MOST:.0%} of the positive ones."
     pen.text((MARGIN + 132, bottom), text, INK, small)
     return page
 

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from cooc.cli import app, out
+from cooc.cli import app, err, out
 from cooc.cli.describing import DEFAULT, DeviceOption, JsonOption, RecipeOption, _check_output, _replacing
+from cooc.errors import InputError
 
 
 @app.command()
@@ -53,3 +54,56 @@ def explain(
     if why.match.box:
         corners = ",".join(f"{n:.0f}" for n in why.match.box)
         out.print(f"It is here: {corners} in {match}", markup=False)
+
+
+@app.command()
+def serve(
+    index: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path(".cooc"),
+    host: Annotated[
+        str, typer.Option(help="Where to listen. Anything but this machine demands a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
+    token: Annotated[
+        str | None, typer.Option(envvar="COOC_TOKEN", show_envvar=True, help="What a client has to know.")
+    ] = None,
+    allow: Annotated[
+        list[Path] | None, typer.Option(help="A folder below the index's root that may be indexed by request.")
+    ] = None,
+    rate: Annotated[float, typer.Option(min=0, help="Requests of one client in a second; 0 does not limit.")] = 50,
+    device: DeviceOption = "auto",
+) -> None:
+    """Serve the page and the REST API of an index.
+
+    Only this machine can reach it, unless --host says otherwise. /docs shows the API.
+    """
+    from cooc.api.settings import Settings, check_host
+
+    check_host(host, token)
+    settings = Settings(token=token, folders=tuple(allow or ()), rate=rate)
+    try:
+        import uvicorn
+
+        from cooc.api import create_app
+    except ImportError as error:
+        raise InputError(f"Serving needs {error.name}: pip install 'cooc[serve]'.") from error
+    from cooc.image_search import ImageSearch
+
+    with ImageSearch.open(index, device=device) as search:
+        err.print("Loading the network ...")
+        search.descriptor  # noqa: B018 (so that the first request does not wait for it)
+        config = uvicorn.Config(
+            create_app(search, settings),
+            host=host,
+            port=port,
+            access_log=False,  # ours holds no queries
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,  # a client's address is what the rate limit goes by
+            limit_concurrency=1000,
+            timeout_graceful_shutdown=5,
+        )
+        server = uvicorn.Server(config)
+        socket = config.bind_socket()
+        address = f"http://{f'[{host}]' if ':' in host else host}:{socket.getsockname()[1]}"
+        out.print(f"{len(search.store)} pictures at {address}  (Ctrl-C ends it)", markup=False)
+        server.run([socket])

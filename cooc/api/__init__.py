@@ -1,0 +1,82 @@
+"""The page and the REST API over one `ImageSearch`.
+
+uvicorn.run(create_app(ImageSearch.open("photos/.cooc")))       what `cooc serve` does
+
+settings.py     what may be done, by whom, and how much of it
+schemas.py      what goes in and out, as OpenAPI shows it
+routes.py       one function for each route: it calls the search object and shapes the answer
+pictures.py     files of the index, and small versions of them
+indexing.py     one indexing run at a time, with its progress
+security.py     who may ask: token, host, origin; headers; nothing inside shows outside
+limits.py       how much may be asked: rates, sizes, times, bounded pools
+metrics.py      numbers for Prometheus, lines for the log
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import resources
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from cooc import __version__
+from cooc.api import metrics, routes, security
+from cooc.api.limits import BodyLimits
+from cooc.api.routes import Services
+from cooc.api.settings import Settings
+from cooc.image_search import ImageSearch
+
+__all__ = ["Settings", "create_app"]
+
+DESCRIPTION = """Find the pictures of a collection that show the same thing as a picture, or as a part of one.
+
+Pictures are named by `id`, never by path. Boxes are `x0,y0,x1,y1` in pixels of the upright, full-size picture. A wrong
+request is answered with `{"detail": "what was wrong, and how to repair it"}`; 503 and 429 say in `Retry-After` when to
+ask again. Where the server has a token, send it as `Authorization: Bearer TOKEN`."""
+
+
+def create_app(search: ImageSearch, settings: Settings | None = None) -> FastAPI:
+    """The whole application. The search object stays the caller's: it is not closed."""
+    settings = settings or Settings()
+    services = Services(search, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        services.close()
+
+    app = FastAPI(
+        title="cooc",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # the usual page loads scripts from elsewhere; web/docs.html shows the same
+        redoc_url=None,
+        openapi_url="/api/v1/openapi.json",
+    )
+    app.state.services = services
+    app.include_router(routes.router)
+    app.include_router(metrics.router)
+    app.mount("/", Page(), name="page")
+    security.hide_errors(app)
+    # The last one added is the first to see a request.
+    app.add_middleware(BodyLimits, settings=settings)
+    app.add_middleware(security.Guard, settings=settings)
+    app.add_middleware(metrics.Observer, metrics=services.metrics)
+    return app
+
+
+class Page(StaticFiles):
+    """The files of web/: / is the page, /docs what the API can do."""
+
+    def __init__(self) -> None:
+        super().__init__(directory=Path(str(resources.files("cooc"))) / "web", html=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/docs":
+            scope = dict(scope, path="/docs.html")
+        await super().__call__(scope, receive, send)

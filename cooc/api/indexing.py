@@ -1,0 +1,114 @@
+"""One indexing run at a time, started and stopped by request, with progress for whoever listens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+
+from cooc.api.schemas import IndexingOut
+from cooc.api.settings import Settings
+from cooc.errors import CoocError
+from cooc.image_search import ImageSearch
+from cooc.indexing import Report
+
+__all__ = ["Indexing"]
+
+log = logging.getLogger("cooc.api")
+PERIOD, HEARTBEAT = 0.2, 15.0  # seconds
+
+
+class Indexing:
+    def __init__(self, search: ImageSearch, settings: Settings) -> None:
+        self.search, self.settings = search, settings
+        self.state = IndexingOut(state="idle")
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._listeners = 0
+
+    def folder(self, name: str) -> Path:
+        """The folder of that name, if it may be indexed. Links are resolved before that is decided."""
+        root = self.search.root.resolve()
+        try:
+            wanted = (root / name.strip("/")).resolve(strict=True)
+        except (OSError, RuntimeError, ValueError):
+            raise HTTPException(404, f"There is no folder {name!r} in the collection.") from None
+        allowed = [(root / folder).resolve() for folder in self.settings.folders]
+        if not wanted.is_relative_to(root) or not any(wanted.is_relative_to(folder) for folder in allowed):
+            raise HTTPException(403, f"{name!r} may not be indexed by request; `cooc serve --allow FOLDER` allows it.")
+        if not wanted.is_dir():
+            raise HTTPException(404, f"{name!r} is no folder.")
+        return wanted
+
+    def start(self, name: str) -> IndexingOut:
+        folder = self.folder(name)
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive():
+                raise HTTPException(409, "An indexing run is under way: wait for it, or stop it.")
+            # The writer is another opening of the same index, so that searching goes on undisturbed.
+            writer = ImageSearch.open(self.search.index_path, write=True, descriptor=self.search.descriptor)
+            self._stop.clear()
+            self.state = IndexingOut(state="running", folder=name)
+            self._thread = threading.Thread(target=self._run, args=(writer, folder), name="indexing", daemon=True)
+            self._thread.start()
+            return self.state
+
+    def _run(self, writer: ImageSearch, folder: Path) -> None:
+        def progress(report: Report) -> None:
+            self.state = self.state.progressed(report)
+
+        try:
+            with writer:
+                report = writer.index([folder], progress=progress, stop=self._stop.is_set)
+            end = "stopped" if report.interrupted else "done"
+            self.state = self.state.progressed(report).model_copy(update={"state": end})
+        except CoocError as error:
+            self.state = self.state.model_copy(update={"state": "failed", "message": str(error)})
+        except Exception:
+            log.exception("indexing")
+            problem = "Something went wrong; the server's log says what."
+            self.state = self.state.model_copy(update={"state": "failed", "message": problem})
+
+    def stop(self) -> IndexingOut:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                raise HTTPException(409, "No indexing run is under way.")
+            self._stop.set()
+            if self.state.state == "running":
+                self.state = self.state.model_copy(update={"state": "stopping"})
+            return self.state
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def listen(self) -> AsyncIterator[str]:
+        """Server-sent events: the state now, then whenever it has changed, until there is nothing to wait for."""
+        if self._listeners >= self.settings.streams:
+            raise HTTPException(503, "Too many are listening: try again later.", {"Retry-After": "5"})
+        self._listeners += 1
+        return self._events()
+
+    async def _events(self) -> AsyncIterator[str]:
+        try:
+            last, silent = None, 0.0
+            while True:
+                state = self.state
+                if state is not last:
+                    last, silent = state, 0.0
+                    yield f"event: progress\ndata: {state.model_dump_json()}\n\n"
+                elif silent >= HEARTBEAT:
+                    silent = 0.0
+                    yield ": still there\n\n"
+                if state.state not in ("running", "stopping"):
+                    return
+                await asyncio.sleep(PERIOD)
+                silent += PERIOD
+        finally:
+            self._listeners -= 1

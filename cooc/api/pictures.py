@@ -1,0 +1,98 @@
+"""Files of the index, by id alone, and small versions of them.
+
+A file is served if the index knows it and it lies, links resolved, below the index's root: a link that leads out of
+there, put in after indexing, leads nowhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from PIL import Image
+from starlette.exceptions import HTTPException
+
+from cooc.errors import ImageError
+from cooc.image_search import ImageSearch
+from cooc.images import image_info, open_image
+from cooc.store import Record
+
+__all__ = ["Pictures", "StoredFile"]
+
+SHOWN = {"AVIF", "BMP", "GIF", "JPEG", "PNG", "WEBP"}  # what browsers show; the rest is offered as a download
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    path: Path
+    status: os.stat_result
+    record: Record
+
+    def etag(self, kind: str = "") -> str:
+        """Changes when the file does."""
+        state = f"{self.record.id} {self.status.st_size} {self.status.st_mtime_ns} {kind}"
+        return f'"{hashlib.sha256(state.encode()).hexdigest()[:32]}"'
+
+
+class Pictures:
+    def __init__(self, search: ImageSearch, keep_bytes: int) -> None:
+        self.search, self._keep = search, keep_bytes
+        self._small: OrderedDict[str, bytes] = OrderedDict()  # ETag -> JPEG, the one not used for longest first
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def record(self, id: str) -> Record:
+        (record,) = self.search.store.get([id])
+        if record is None:
+            raise HTTPException(404, "There is no such picture in the index: search again.")
+        return record
+
+    def find(self, id: str) -> StoredFile:
+        record = self.record(id)
+        try:
+            root = self.search.root.resolve(strict=True)
+            path = (root / record.path).resolve(strict=True)
+            status = path.lstat()
+        except (OSError, RuntimeError):
+            raise HTTPException(404, "The file of this picture is gone: index its folder again.") from None
+        if not path.is_relative_to(root) or not stat.S_ISREG(status.st_mode):
+            raise HTTPException(404, "The file of this picture does not lie in the collection's folder.")
+        return StoredFile(path, status, record)
+
+    def headers(self, file: StoredFile) -> dict[str, str]:
+        """Type by content, never by name."""
+        try:
+            form = image_info(file.path).format or ""
+        except ImageError:
+            form = ""
+        kind = Image.MIME.get(form) or ("image/heic" if form == "HEIF" else "application/octet-stream")
+        where = "inline" if form in SHOWN else "attachment"
+        name = quote(os.fsencode(Path(file.record.path).name))
+        return {"Content-Type": kind, "Content-Disposition": f"{where}; filename*=UTF-8''{name}"}
+
+    def thumbnail(self, file: StoredFile, side: int) -> bytes:
+        """A JPEG, upright, whose longest side is `side`, unless the picture is smaller."""
+        key = file.etag(str(side))
+        with self._lock:
+            if key in self._small:
+                self._small.move_to_end(key)
+                return self._small[key]
+        picture = open_image(file.path, size=side)
+        picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+        stream = io.BytesIO()
+        picture.save(stream, "JPEG", quality=82)
+        data = stream.getvalue()
+        with self._lock:
+            if key not in self._small:
+                self._small[key] = data
+                self._size += len(data)
+            while self._size > self._keep:
+                self._size -= len(self._small.popitem(last=False)[1])
+        return data

@@ -1,0 +1,47 @@
+"""What a server allows, and how much of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cooc.errors import InputError
+
+__all__ = ["LOOPBACK", "Settings", "check_host"]
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    token: str | None = None  # None: whoever reaches the server may ask, so it must be bound to loopback
+    hosts: frozenset[str] = LOOPBACK  # names in a browser's address bar that are ours, where there is no token
+    folders: tuple[Path, ...] = ()  # that may be indexed by request, with all below them
+
+    upload_bytes: int = 32 << 20  # of a whole request
+    upload_pixels: int = 80_000_000  # of one picture
+    upload_images: int = 8
+    upload_seconds: float = 30.0  # for a whole request to arrive
+
+    rate: float = 50.0  # requests of one client in a second, on average; 0 does not limit
+    burst: int = 400  # requests that it may send at once: a page of thumbnails
+    describing: int = 1  # threads that run the network, which uses all cores by itself
+    describing_waiting: int = 16  # requests that may wait for one of them; more are told to come again
+    searching: int = os.cpu_count() or 1
+    searching_waiting: int = 256
+    streams: int = 16  # that may listen to the progress of indexing
+    thumbnail_bytes: int = 64 << 20  # kept in memory
+
+    def __post_init__(self) -> None:
+        if self.token is not None and len(self.token) < 16:
+            raise InputError("A token needs at least 16 characters: `openssl rand -hex 16` makes a good one.")
+
+
+def check_host(host: str, token: str | None) -> None:
+    """Anything but loopback can be reached by others, so it demands a token."""
+    if host not in LOOPBACK and token is None:
+        raise InputError(
+            f"Others can reach a server on {host}, so it needs a token: --token T, or COOC_TOKEN in the environment; "
+            "`openssl rand -hex 16` makes a good one. Without --host, only this machine can reach it."
+        )
