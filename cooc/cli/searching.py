@@ -126,7 +126,7 @@ def duplicates(
     folder: FolderOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List groups of near-duplicates: copies, other sizes, other formats, slight edits."""
+    """List groups of near-duplicates: copies, other formats and qualities, slight edits."""
     from cooc.cli.showing import shown
     from cooc.image_search import ImageSearch
 
