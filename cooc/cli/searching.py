@@ -122,7 +122,7 @@ def duplicates(
     index: IndexOption = "",
     threshold: Annotated[
         float, typer.Option(min=0, max=1, help="Similarity from which two are near-duplicates.")
-    ] = 0.9,
+    ] = 0.8,
     folder: FolderOption = "",
     as_json: JsonOption = False,
 ) -> None:
