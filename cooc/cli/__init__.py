@@ -2,7 +2,8 @@
 
     describing.py     describe, heatmap, whiten, recipes
     weights.py        weights list | fetch | verify | export | import
-    indexing.py       index, search, add, remove, status, verify, compact, export, import, tag, duplicates
+    indexing.py       index, add, remove, tag, status, verify, compact, export, import, calibrate
+    searching.py      search, duplicates
     benching.py       bench DATASET, data list | check | where; registers the other benchmarks
     speed.py          bench speed
     reporting.py      tables, figures, bench compare
