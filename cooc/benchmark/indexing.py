@@ -113,6 +113,7 @@ def kill_and_resume(
             after = draw.uniform(0, seconds)
             finished = _run(context, (index, folder, open_index, commit_images), after)
             killed += finished is None
+            seconds = min(seconds, finished or seconds)  # a busy machine may have been slow at first
             with open_index(index, folder) as search:
                 problems += [f"kill {number}: {problem}" for problem in search.store.verify()]
                 committed += len(search.store)
