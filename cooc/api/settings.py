@@ -28,7 +28,7 @@ class Settings:
     burst: int = 400  # requests that it may send at once: a page of thumbnails
     describing: int = 1  # threads that run the network, which uses all cores by itself
     describing_waiting: int = 16  # requests that may wait for one of them; more are told to come again
-    searching: int = os.cpu_count() or 1
+    searching: int = min(4, os.cpu_count() or 1)  # threads that search; the engine uses all cores, too
     searching_waiting: int = 256
     streams: int = 16  # that may listen to the progress of indexing
     thumbnail_bytes: int = 64 << 20  # kept in memory

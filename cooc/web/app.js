@@ -168,6 +168,7 @@ function showQuery() {
     text.className = "unseen quiet";
     text.textContent = "This browser cannot show this kind of picture. The search works all the same.";
     $("canvas").replaceChildren(text);
+    $("hint").textContent = "";
   });
   $("canvas").replaceChildren(image);
   editor.edit(null);
