@@ -133,6 +133,8 @@ class DescriptorConfig:
 
     def _digest(self, *without: str) -> str:
         values = {key: value for key, value in self.as_dict().items() if key not in without}
+        if self.filter:  # what counts is the filter in the file, not where the file lies
+            values["filter"] = hashlib.sha256(find_filter(self.filter).read_bytes()).hexdigest()
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -302,6 +304,8 @@ def find_filter(name: str) -> Path:
     path = Path(name) if Path(name).suffix else shipped("filters", name)
     if path is None:
         raise InputError(f"No filter {name!r} ships with cooc; give a .safetensors or .npy file.")
+    if not path.is_file():
+        raise InputError(f"{path}: no such filter file. Train one (`cooc train`), or give .npy or .safetensors.")
     return path
 
 

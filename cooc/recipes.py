@@ -95,6 +95,8 @@ def _change(config: DescriptorConfig, change: str) -> DescriptorConfig:
             value = tuple(float(part) for part in text.split(","))
         if key == "backbone":  # the layers of one network mean nothing to another
             return config.replace(backbone=text, layer="")
+        if key == "filter":
+            return config.replace(filter=text, cooccurrence="learned")
         return config.replace(**{key: value})
     except InputError:
         raise  # says by itself what is wrong

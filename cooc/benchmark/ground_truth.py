@@ -63,7 +63,7 @@ def _admitted() -> dict[str, Any]:
     }
 
 
-class _ArrayUnpickler(pickle.Unpickler):
+class ArrayUnpickler(pickle.Unpickler):
     """Admits containers, which need no import, numpy arrays and numbers; anything else that it asks for is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -85,7 +85,7 @@ def read_pickle(file: Path) -> Truth:
         if file.stat().st_size > LARGEST_PICKLE:
             raise pickle.UnpicklingError("it is far larger than any ground truth")
         with file.open("rb") as stream:
-            content = _ArrayUnpickler(stream, encoding="latin1").load()
+            content = ArrayUnpickler(stream, encoding="latin1").load()
         names, images = [str(name) for name in content["imlist"]], [str(name) for name in content["qimlist"]]
         questions = []
         for image, entry in zip(images, content["gnd"], strict=True):

@@ -360,8 +360,17 @@ def provenance(device: str = "auto") -> dict[str, Any]:
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **versions},
-        "machine": {"accelerator": accelerator, "cpu": platform.processor() or platform.machine()},
+        "machine": {"accelerator": accelerator, "cpu": _processor(), "cores": os.cpu_count()},
     }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def _commit() -> str:

@@ -72,4 +72,5 @@ def main() -> None:
         sys.exit(0)
 
 
-from cooc.cli import benching, describing, indexing, reporting, searching, serving, weights  # noqa: E402, F401 (each adds its commands to app)
+# Each adds its commands to app.
+from cooc.cli import benching, describing, indexing, reporting, searching, serving, training, weights  # noqa: E402, F401

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cooc.benchmark.datasets import Dataset, image_set, load_dataset
-from cooc.benchmark.ground_truth import _ArrayUnpickler as ArrayUnpickler
+from cooc.benchmark.ground_truth import ArrayUnpickler
 from cooc.errors import DatasetError, InputError
 from cooc.evaluation import Query
 from cooc.extraction import Item
