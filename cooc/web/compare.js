@@ -49,7 +49,7 @@ export class Compare {
     $("open-file").href = file(match.id);
     picture($("left"), this.picture.url, "What is looked for", this.picture);
     picture($("right"), thumbnail(match.id, 1280), match.path, match);
-    if (this.picture.box) $("left").append(framed(this.picture.box, this.picture));
+    if (this.picture.box) $("left").append(framed(this.picture.box, this.picture, "asked"));
     this.explanation = null;
     this.paint();
     $("why").textContent = "Taking the score apart …";
@@ -74,8 +74,7 @@ export class Compare {
       if (!shares || !width) continue;
       if (heat) host.append(heatOver(shares, box ?? [0, 0, width, height], width, height));
       if (shares.box) {
-        const here = framed(shares.box, { width, height });
-        here.classList.add("here");
+        const here = framed(shares.box, { width, height }, "here");
         here.title = "It is here";
         host.append(here);
       }
@@ -91,9 +90,9 @@ function picture(host, source, alt, { width, height }) {
   host.replaceChildren(image);
 }
 
-function framed(box, { width, height }) {
+function framed(box, { width, height }, kind) {
   const frame = document.createElement("div");
-  frame.className = "frame";
+  frame.className = `frame ${kind}`;
   return place(frame, box, width, height);
 }
 
