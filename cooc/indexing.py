@@ -150,16 +150,22 @@ def add_files(
 
 def relative_path(root: Path, path: str | os.PathLike[str]) -> str:
     """How the index names a path: relative to its root, "/" between the parts; "" is the root itself."""
-    given = Path(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 (resolve() would follow a link to another name)
-    for base, target in ((root, given), (root.resolve(), given.parent.resolve() / given.name)):
-        if target == base:
-            return ""
-        if target.is_relative_to(base):
-            return target.relative_to(base).as_posix()
+    given = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 (resolve() would follow a link to another name)
+    if (name := _below(str(root), given)) is not None:
+        return name
+    place = Path(given)
+    if (name := _below(str(root.resolve()), str(place.parent.resolve() / place.name))) is not None:
+        return name
     raise InputError(
         f"{os.fspath(path)!r} lies outside {str(root)!r}, the root of this index. Make an index whose root holds both: "
         "cooc index FOLDER ... --root ROOT --index INDEX"
     )
+
+
+def _below(base: str, path: str) -> str | None:
+    """As text: pathlib takes longer than all the rest of what is done for a file that has not changed."""
+    prefix = base.rstrip("/") + "/"
+    return path[len(prefix) :] if path.startswith(prefix) else "" if path == base else None
 
 
 def is_missing(path: Path) -> bool:

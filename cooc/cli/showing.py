@@ -85,7 +85,7 @@ def blocks(picture: Image.Image, rows: int = 4) -> Text:
         for a, b in zip(above, below, strict=True):
             text.append("▀", Style(color=f"#{a.tobytes().hex()}", bgcolor=f"#{b.tobytes().hex()}"))
         text.append("\n")
-    return text
+    return text[:-1]
 
 
 # Contact sheet
