@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from cooc.errors import CoocError
 from cooc.images import Box, Source, load_image
+from cooc.workers import start
 
 __all__ = ["Bad", "Batch", "Item", "decode", "extract"]
 
@@ -152,13 +152,10 @@ def _first(
 
 
 def _pool(workers: int) -> Executor:
-    """Workers import `images` alone, which starts fast and takes little memory. Ctrl-C is for the parent: it stops
-    feeding them, and they end with it."""
+    """Workers import `images` and `workers` alone, which starts fast and takes little memory."""
     if not workers:
         return ThreadPoolExecutor(2)
-    ignore = (signal.SIGINT, signal.SIG_IGN)
-    spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=spawn, initializer=signal.signal, initargs=ignore)
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=start)
 
 
 def _submit(pool: Executor, item: Item, size: int, min_side: int) -> Future[Pixels]:

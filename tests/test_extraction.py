@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -233,3 +235,27 @@ def test_workers_do_not_load_torch() -> None:
 def test_default_workers() -> None:
     assert default_workers("cpu") == 1
     assert default_workers("cuda") >= 1
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """kill -9 gives the parent no chance to tell them."""
+    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
+    script = (
+        "import multiprocessing, os, signal, sys\n"
+        "from cooc.extraction import Item, decode\n"
+        "if __name__ == '__main__':\n"
+        "    stream = decode(iter(lambda: Item(0, sys.argv[1]), None), size=40, workers=1)\n"
+        "    next(stream)\n"
+        "    print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    (tmp_path / "parent.py").write_text(script)
+    command = [sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "a.png")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    workers = [int(pid) for pid in done.stdout.split()]
+    assert workers
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
