@@ -8,6 +8,7 @@ cannot have headers, as the cookie that `POST /api/v1/session` gives for it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -87,6 +88,9 @@ class Guard:
 
         try:
             await (self._refuse(scope) or self.app)(scope, receive, with_headers)
+        except asyncio.CancelledError:  # the server ends, and has waited long enough
+            if not started:
+                await _answer(503, "The server is being stopped.")(scope, receive, with_headers)
         except Exception:
             log.exception("%s %s", scope["method"], scope["path"])
             if not started:

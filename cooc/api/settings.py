@@ -27,7 +27,7 @@ class Settings:
     rate: float = 50.0  # requests of one client in a second, on average; 0 does not limit
     burst: int = 400  # requests that it may send at once: a page of thumbnails
     describing: int = 1  # threads that run the network, which uses all cores by itself
-    describing_waiting: int = 16  # requests that may wait for one of them; more are told to come again
+    describing_waiting: int = 8  # requests that may wait for one of them; more are told to come again
     searching: int = min(4, os.cpu_count() or 1)  # threads that search; the engine uses all cores, too
     searching_waiting: int = 256
     streams: int = 16  # that may listen to the progress of indexing

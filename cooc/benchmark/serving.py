@@ -176,7 +176,9 @@ async def _load(
                 if code == 200:
                     took[kind].append(1000 * (time.monotonic() - started))
             if code == 503:
+                await connection.close()  # a server does not keep idle ones for long
                 await asyncio.sleep(float(headers.get("retry-after", "1")))
+                connection = await _Connection.open(port)
         await connection.close()
 
     async def watch() -> list[float | None]:
