@@ -149,18 +149,26 @@ def _approximate(
 
 
 def clustered(file: Path, count: int, dim: int, seed: int) -> tuple[Vectors, Vectors]:
-    """Unit vectors around random centres, fifty around each (on disk), and queries around the same centres."""
+    """Unit vectors (on disk) and queries: like descriptors, in clusters and of fewer dimensions than they have numbers.
+
+    A thousand around each centre in 64 dimensions, turned into `dim`, with a little noise in all of them.
+    """
     rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(max(1, count // 50), dim)).astype(np.float32)
-    vectors = np.memmap(file, np.float32, "w+", shape=(count, dim))
+    centres, turn = _normal(rng, max(1, count // 1000), 64), _normal(rng, 64, dim) / 8
 
     def around(number: int) -> Vectors:
-        rows = centres[rng.integers(0, len(centres), number)] + rng.normal(size=(number, dim)).astype(np.float32)
+        latent = centres[rng.integers(0, len(centres), number)] + 0.7 * _normal(rng, number, 64)
+        rows = latent @ turn + 0.2 * _normal(rng, number, dim)
         return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)
 
+    vectors = np.memmap(file, np.float32, "w+", shape=(count, dim))
     for start in range(0, count, BLOCK):
         vectors[start : start + BLOCK] = around(min(BLOCK, count - start))
     return vectors, around(512)
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> Vectors:
+    return rng.standard_normal(shape, np.float32)
 
 
 def _record(row: int) -> Record:
