@@ -8,8 +8,11 @@ import io
 import json
 import logging
 import os
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -41,6 +44,7 @@ from cooc.reranking import EXPANSIONS, RERANKERS
 from cooc.store import Record
 from tests.serving import PHOTOS, encoded, make_index, photo, serving, views, write_collection
 
+ROOT = Path(__file__).parent.parent
 API = "/api/v1"
 TOKEN = "a token of more than sixteen characters"
 UNLIMITED = Settings(rate=0)
@@ -733,6 +737,30 @@ def test_listeners_are_bounded(search: ImageSearch) -> None:
     asyncio.run(story())
 
 
+# The command
+
+
+def test_serve_command(search: ImageSearch) -> None:
+    """Says where it is, answers there, knows its token, and ends with Ctrl-C."""
+    command = [sys.executable, "-m", "cooc.cli", "serve", "--index", search.index_path, "--port", "0"]
+    environment = os.environ | {"COOC_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert said.startswith("18 pictures at http://127.0.0.1:")
+        address = said.split()[3]
+        assert httpx.get(f"{address}{API}/status").status_code == 401
+        told = httpx.get(f"{address}{API}/status", headers={"Authorization": f"Bearer {TOKEN}"})
+        assert told.json()["images"] == 18
+        assert "server" not in told.headers
+        process.send_signal(signal.SIGINT)
+        _, complaints = process.communicate()
+    assert process.returncode == 0
+    assert "Traceback" not in complaints
+
+
 # The schema
 
 
@@ -761,7 +789,7 @@ def test_no_request_of_any_kind_breaks_the_server(client: httpx.Client) -> None:
 
 
 def test_the_page_in_docs_is_what_the_schema_says() -> None:
-    script = Path(__file__).parent.parent / "docs/write_api.py"
+    script = ROOT / "docs/write_api.py"
     spec = importlib.util.spec_from_file_location("write_api", script)
     assert spec is not None
     assert spec.loader is not None

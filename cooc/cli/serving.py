@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from cooc.cli import app, err, out
 from cooc.cli.describing import DEFAULT, DeviceOption, JsonOption, RecipeOption, _check_output, _replacing
+from cooc.cli.indexing import IndexOption, find_index
 from cooc.errors import InputError
 
 
@@ -59,7 +61,7 @@ def explain(
 
 @app.command()
 def serve(
-    index: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path(".cooc"),
+    index: IndexOption = "",
     host: Annotated[
         str, typer.Option(help="Where to listen. Anything but this machine demands a token.")
     ] = "127.0.0.1",
@@ -89,7 +91,7 @@ def serve(
         raise InputError(f"Serving needs {error.name}: pip install 'cooc[serve]'.") from error
     from cooc.image_search import ImageSearch
 
-    with ImageSearch.open(index, device=device) as search:
+    with ImageSearch.open(find_index(index), device=device) as search:
         err.print("Loading the network ...")
         search.descriptor  # noqa: B018 (so that the first request does not wait for it)
         config = uvicorn.Config(
@@ -108,7 +110,8 @@ def serve(
         socket.listen(config.backlog)  # who reads the address below may use it
         address = f"http://{f'[{host}]' if ':' in host else host}:{socket.getsockname()[1]}"
         out.print(f"{len(search.store)} pictures at {address}  (Ctrl-C ends it)", markup=False)
-        server.run([socket])
+        with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends, when all is well
+            server.run([socket])
 
 
 def bench_serve(
