@@ -246,6 +246,9 @@ class _Run:
         ):
             self._take(done)
             self._tick()
+            if self.stop is not None and self.stop():  # much has been read ahead by now, and describing takes long
+                self.report.interrupted = True
+                return
 
     def _to_describe(self, paths: Iterable[Path]) -> Iterator[Item]:
         """The files that nothing but the network can settle."""

@@ -701,8 +701,8 @@ def test_indexing_by_request(tmp_path: Path) -> None:
 
 def test_indexing_can_be_stopped(tmp_path: Path) -> None:
     with make_index(write_collection(tmp_path / "photos")) as search:
-        for i in range(60):
-            photo("animals/cat", 100).rotate(6 * i).save(search.root / f"{i:02}.png")
+        for i in range(60):  # all of different shapes, so that each is a batch of its own
+            photo("animals/cat").resize((66 + i, 128)).save(search.root / f"{i:02}.png")
         app = create_app(search, Settings(folders=(Path(),), rate=0))
         with serving(app) as address, httpx.Client(base_url=address, timeout=60) as client:
             assert client.post(f"{API}/indexing", json={}).status_code == 202
