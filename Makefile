@@ -1,20 +1,20 @@
 # make demo    find photographs by altered views of them: a table, and a picture in demo/
 # make test    everything that CI runs
 # make lint    the quick part of it
-# make docs    write docs/cli.md anew from --help
+# make docs    write docs/cli.md and docs/api.md anew from the code
 #
 # Each makes .venv first, with the versions in constraints.txt. PYTHON=python3.12 chooses another interpreter.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint browser docs clean
 
 demo: .venv/demo.installed
 	$(BIN)/python examples/demo.py
 
-test: lint
-	$(BIN)/pytest -q
+test: lint browser
+	$(BIN)/pytest -q -n 2 --dist loadfile
 
 lint: .venv/dev.installed
 	$(BIN)/ruff check .
@@ -22,8 +22,14 @@ lint: .venv/dev.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The page is tested in Chromium, which comes from the system's packages.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq chromium; } \
+	  || { echo "The tests of the page need Chromium: apt-get install chromium"; exit 1; }
+
 docs: .venv/dev.installed
 	$(BIN)/python docs/write_cli.py
+	$(BIN)/python docs/write_api.py
 
 clean:
 	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

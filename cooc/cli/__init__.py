@@ -4,7 +4,10 @@
     weights.py        weights list | fetch | verify | export | import
     indexing.py       index, add, remove, tag, status, verify, compact, export, import, calibrate
     searching.py      search, duplicates
+    serving.py        serve, explain, bench serve
+    training.py       train, filter show | compress | import
     benching.py       bench DATASET, data list | check | where; registers the other benchmarks
+    bench_index.py    bench index, bench search
     speed.py          bench speed
     reporting.py      tables, figures, bench compare
 

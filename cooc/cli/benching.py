@@ -12,6 +12,7 @@ from rich.table import Table
 from cooc.cli import app, err, out
 from cooc.cli.bench_index import bench_index, bench_search
 from cooc.cli.reporting import compare
+from cooc.cli.serving import bench_serve
 from cooc.cli.speed import speed
 from cooc.errors import InputError
 
@@ -28,7 +29,7 @@ class DatasetOrCommand(typer.core.TyperGroup):
 bench = typer.Typer(
     cls=DatasetOrCommand,
     no_args_is_help=True,
-    help="Measure: a dataset's mAP (cooc bench DATASET|FOLDER), or speed.",
+    help="Measure: a dataset's mAP (cooc bench DATASET|FOLDER), speed, recipes, index, search, server.",
 )
 data = typer.Typer(no_args_is_help=True, help="Benchmark datasets: which, where they are published, what is missing.")
 app.add_typer(bench, name="bench")
@@ -37,6 +38,7 @@ bench.command("speed")(speed)
 bench.command("compare")(compare)
 bench.command("index")(bench_index)
 bench.command("search")(bench_search)
+bench.command("serve")(bench_serve)
 
 
 @bench.command("dataset")
