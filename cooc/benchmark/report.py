@@ -178,6 +178,8 @@ def performance(results: Results) -> Table:
             rows.append([*size, "paper: GTX 1080 Ti", *(known.get(form, "-") for form in forms), "-"])
         for device, cells in timed.items():
             found = [cells.get((channels, batch, form), {}) for form in forms]
+            if not any(found):  # a run of other sizes
+                continue
             floor = next((cell["floor"] for cell in found if cell.get("floor")), None)
             machine = results.speed[device]["machine"]["accelerator"] or "CPU"
             rows.append([*size, f"ours: {machine}", *(_short(cell.get("ms")) for cell in found), _short(floor)])
