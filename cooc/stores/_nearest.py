@@ -8,6 +8,7 @@ do, gives scores that are good to float32.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,7 @@ SPARE = 8  # candidates beyond k: enough unless there are many copies of a pictu
 BLOCK = 16_384  # rows gathered at once for a filter
 MANY = 256  # queries: from here on faiss is faster than BLAS with a partition
 WIDTH = 1 << 24  # scores held at once
+_scanning = threading.Lock()  # a scan uses all cores: threads that scan side by side only wait for each other's
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,11 @@ def _take(mapped: NDArray[_Number], tail: NDArray[_Number], slots: Slots) -> NDA
 
 def _top(queries: Vectors, rows: Vectors, k: int) -> tuple[Vectors, Slots]:
     """The k best rows for each query, in any order."""
+    with _scanning:
+        return _scan_all(queries, rows, k)
+
+
+def _scan_all(queries: Vectors, rows: Vectors, k: int) -> tuple[Vectors, Slots]:
     if len(queries) >= MANY and k <= 2048:
         scores, found = faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT)
         return scores, found
