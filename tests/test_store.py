@@ -143,7 +143,7 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("where", FILTERS, ids=str)
+@pytest.mark.parametrize("where", FILTERS, ids=range(len(FILTERS)))
 @pytest.mark.parametrize("count", [1, 8])
 def test_filters(filled: tuple[Store, Model], where: Filter, count: int) -> None:
     store, model = filled
