@@ -1,6 +1,8 @@
 """The engines that implement `cooc.store.Store`, one file each, chosen by the scheme of the index's address.
 
-    photos/.cooc                a folder: the embedded engine, nothing to install or to start
+    photos/.cooc                            a folder: the embedded engine, nothing to install or to start
+    postgresql://user@host/db?index=name    PostgreSQL with the pgvector extension
+    milvus://host:19530/name                Milvus
 
 An engine's module has `open_store(address, write)` and `create_store(address, meta)`, and is imported only when an
 address asks for it: nobody needs the client of a server that they do not use.
@@ -19,7 +21,12 @@ from cooc.store import Store, StoreMeta
 
 __all__ = ["ENGINES", "create_store", "open_store"]
 
-ENGINES = {"file": "cooc.stores.embedded"}
+ENGINES = {
+    "file": "cooc.stores.embedded",
+    "milvus": "cooc.stores.milvus",
+    "postgres": "cooc.stores.postgres",
+    "postgresql": "cooc.stores.postgres",
+}
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://")
 
