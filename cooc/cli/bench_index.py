@@ -52,6 +52,11 @@ def bench_search(
     k: Annotated[int, typer.Option("-k", min=1, help="Results of a query.")] = 100,
     peers: Annotated[bool, typer.Option(help="Build the graphs of faiss and hnswlib as well; takes long.")] = True,
     place: Annotated[Path | None, typer.Option(metavar="FOLDER", help="For the temporary index.")] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Instead: for an index that is kept, and used again by the next run."),
+    ] = None,
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Of the kept index, for `cooc bench serve`.")] = "",
     seed: Annotated[int, typer.Option(help="Of the synthetic vectors.")] = 0,
     results: ResultsOption = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
@@ -61,7 +66,7 @@ def bench_search(
     from cooc.cli.search_speed import measure_search
 
     with err.status("Measuring ...") as status, tempfile.TemporaryDirectory(dir=place) as folder:
-        found = measure_search(Path(folder), count, dim, k, peers, seed, status.update)
+        found = measure_search(keep or Path(folder), count, dim, k, peers, seed, recipe, status.update)
     found |= provenance("cpu")
     size = f"{count // 1_000_000}m" if count % 1_000_000 == 0 else f"{count // 1000}k"
     _write(found, results / f"search-{size}.json")
