@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +33,7 @@ from cooc.activations import resolve_device
 from cooc.benchmark.datasets import Dataset
 from cooc.descriptor import BATCH_PIXELS, Descriptor, load_backbone, rescale
 from cooc.errors import DatasetError, UnknownNameError
-from cooc.evaluation import bootstrap_interval, evaluate, positive_ranks, precision_recall
+from cooc.evaluation import PROTOCOLS, bootstrap_interval, evaluate, positive_ranks, precision_recall
 from cooc.extraction import Bad, Item, default_workers, extract
 from cooc.recipes import Recipe
 from cooc.reranking import alpha_expansion, average_expansion, database_augmentation, rank, rerank
@@ -88,6 +88,7 @@ class Options:
     expansions: tuple[str, ...] = ("none", "average-10", "alpha-10")
     whitening_set: tuple[Path, ...] = ()
     whitening_size: int = 640
+    whitening_each_scale: bool = False  # fit on the vectors of every scale by itself: so many times more samples
     whitening_name: str = ""
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
 
@@ -138,8 +139,7 @@ def evaluate_vectors(dataset: Dataset, database: Vectors, queries: Vectors, expa
     """mAP (in percent), its bootstrap interval, mP@k, the AP of each query and the mean curve, for each protocol."""
     if expansion not in WAYS:
         raise UnknownNameError("expansion or re-ranking", expansion, WAYS)
-    own = np.array([-1 if q.itself is None else int(np.atleast_1d(q.itself)[0]) for q in dataset.ground_truth])
-    rankings = WAYS[expansion](queries, database, own)
+    rankings = WAYS[expansion](queries, database, _left_out(dataset))
     out = {}
     for protocol in dataset.protocols:
         scores = evaluate(rankings, dataset.ground_truth, protocol)
@@ -152,6 +152,17 @@ def evaluate_vectors(dataset: Dataset, database: Vectors, queries: Vectors, expa
             "curve": [round(float(value), 4) for value in mean_curve(dataset, rankings, protocol)],
         }
     return out
+
+
+def _left_out(dataset: Dataset) -> Indices:
+    """Each query's own row where the protocol takes it out of the ranking; -1 where it does not, or there is none.
+
+    What is ranked may expand a query too: Oxford and Paris count the query's own picture as a good answer.
+    """
+    ignored = {group for protocol in dataset.protocols for group in PROTOCOLS[protocol].ignored}
+    own = [query.select(["itself"]) for query in dataset.ground_truth]
+    hidden = [query.select(sorted(ignored)) for query in dataset.ground_truth]
+    return np.array([int(row[0]) if np.isin(row, out).any() else -1 for row, out in zip(own, hidden, strict=True)])
 
 
 def mean_curve(dataset: Dataset, rankings: NDArray[np.integer], protocol: str) -> NDArray[np.float64]:
@@ -233,9 +244,20 @@ def _raw_of(dataset: Dataset, recipes: Sequence[Recipe], options: Options) -> _R
         if options.whitening_set:
             fitting = [Item(None, path) for path in options.whitening_set]
             size = options.whitening_size
-            raw.fitting |= raw_vectors(fitting, list(unique.values()), options, "whitening set", size)
+            samples = {key: _samples(recipe, options) for key, recipe in unique.items()}
+            wanted = {sample.config.pooling_hash: sample for group in samples.values() for sample in group}
+            found = raw_vectors(fitting, list(wanted.values()), options, "whitening set", size)
+            for key, group in samples.items():
+                raw.fitting[key] = np.concatenate([found[sample.config.pooling_hash] for sample in group])
     raw.seconds = time.monotonic() - started
     return raw
+
+
+def _samples(recipe: Recipe, options: Options) -> list[Recipe]:
+    """What a whitening is fitted on: the recipe's own vectors, or those of each of its scales."""
+    if not options.whitening_each_scale:
+        return [recipe]
+    return [replace(recipe, config=recipe.config.replace(scales=(scale,))) for scale in recipe.config.scales]
 
 
 def raw_vectors(

@@ -50,6 +50,9 @@ def bench_dataset(
         Path | None, typer.Option(help="Pictures to fit the whitening on; else the recipe's own.")
     ] = None,
     whiten_size: Annotated[int, typer.Option(help="Longest side of those pictures.")] = 640,
+    whiten_each_scale: Annotated[
+        bool, typer.Option(help="With several scales, fit on the vectors of each: more samples.")
+    ] = False,
     exclude: Annotated[list[str] | None, typer.Option(help="Labels (folders) of those pictures to leave out.")] = None,
     exclude_from: Annotated[
         Path | None, typer.Option(help="Leave out pictures that this dataset folder holds.")
@@ -82,6 +85,7 @@ def bench_dataset(
         expansions=tuple(expand.split(",")),
         whitening_set=tuple(fitting),
         whitening_size=whiten_size,
+        whitening_each_scale=whiten_each_scale,
         whitening_name=f"{whiten.name}, {len(fitting)} pictures" if whiten else "",
         progress=lambda what, done, total: err.print(f"{what}: {done} of {total}"),
     )
