@@ -83,7 +83,10 @@ class View:
         scores, found = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         rest = np.arange(len(queries))
         if k and approximate and self.graph and (slots is None or 2 * len(slots) >= self.count):
-            rest = self._finish(queries, rest, k, *self._walk(self.graph, queries, k, slots), scores, found)
+            near, where = self._walk(self.graph, queries, k, slots)
+            if near.shape[1] == k and np.isfinite(near).all() and (near[:, 1:] < near[:, :-1]).all():
+                return near, where  # in order, and no ties to settle
+            rest = self._finish(queries, rest, k, near, where, scores, found)
         total = len(self.live) if slots is None else len(slots)
         fetch = k + SPARE + (0 if slots is not None else 2 * k * (total - self.count) // max(total, 1))
         while k and len(rest):
