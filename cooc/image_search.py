@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +32,7 @@ from cooc.indexing import Progress, Report, Stop, relative_path
 from cooc.matching import Match, Options, Results, find_duplicates, find_matches, unit
 from cooc.recipes import find_recipe
 from cooc.store import Filter, Record, Store, StoreMeta, Vectors, check_same
-from cooc.stores import create_store, open_store
+from cooc.stores import create_store, is_folder, open_store, without_password
 from cooc.transfer import import_index, read_meta
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Status:
     dim: int
     images: int
     bad: int
-    bytes: int | None  # on disk; None for an index on a server
+    bytes: int | None  # on disk, where that can be told
     calibrated: bool  # are there match probabilities?
     created: str
     cooc_version: str
@@ -69,7 +68,8 @@ class ImageSearch:
 
     def __init__(self, store: Store, index: Path_, *, device: str = "auto", descriptor: Descriptor | None = None):
         self.store, self.meta = store, store.meta
-        self.index_path = os.fspath(index)
+        self.index_path = os.fspath(index)  # what opens it again
+        self.index_name = without_password(self.index_path)  # what may be shown
         self.root = _root(self.index_path, self.meta)
         self.config = DescriptorConfig.from_dict(self.meta.config)
         self.calibration = calibration.find(self.config, self.meta.dim)
@@ -166,7 +166,7 @@ class ImageSearch:
         return replace(self.meta, config_hash=self.config.hash, root=str(self.root))
 
     def _check(self, other: StoreMeta) -> None:
-        check_same(self._own_meta(), other, self.index_path)
+        check_same(self._own_meta(), other, self.index_name)
 
     # changes
 
@@ -226,7 +226,7 @@ class ImageSearch:
             found = iter([one]) if one else self.store.records(Filter(prefix=name or None))
             first = next(found, None)
             if first is None:
-                raise InputError(f"{os.fspath(path)!r} is not in the index {self.index_path}.")
+                raise InputError(f"{os.fspath(path)!r} is not in the index {self.index_name}.")
             yield first
             yield from found
 
@@ -296,7 +296,7 @@ class ImageSearch:
         """Where a picture of the index lies on this machine."""
         (record,) = self.store.get([id])
         if record is None:
-            raise InputError(f"There is no picture {id} in the index {self.index_path}: search again.")
+            raise InputError(f"There is no picture {id} in the index {self.index_name}: search again.")
         return self.root / record.path
 
     def duplicates(self, threshold: float = NEAR_DUPLICATE, *, where: Filter | None = None) -> Iterator[list[Record]]:
@@ -304,15 +304,14 @@ class ImageSearch:
         return find_duplicates(self.store, threshold, where)
 
     def status(self) -> Status:
-        folder = Path(self.index_path)
         return Status(
-            index=self.index_path,
+            index=self.index_name,
             root=str(self.root),
             recipe=self.meta.recipe,
             dim=self.meta.dim,
             images=len(self.store),
             bad=sum(1 for _ in self.store.bad_files()),
-            bytes=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) if folder.is_dir() else None,
+            bytes=self.store.disk_bytes(),
             calibrated=self.calibration is not None,
             created=self.meta.created,
             cooc_version=self.meta.cooc_version,
@@ -356,19 +355,16 @@ def _lasting(config: DescriptorConfig) -> DescriptorConfig:
     return config.replace(**files)
 
 
-def _is_folder(path: Path_) -> bool:
-    return re.match(r"[a-z][a-z0-9+.-]+://", os.fspath(path)) is None
-
-
 def _address(path: Path_) -> str | Path:
-    return Path(path) if _is_folder(path) else os.fspath(path)
+    return Path(path) if is_folder(path) else os.fspath(path)
 
 
 def _keep_root(index: Path_, root: Path_ | None) -> str:
     """Relative to the index where that lies below the root: both may be moved together, or mounted elsewhere."""
-    if not _is_folder(index):
+    if not is_folder(index):
         if root is None:
-            raise InputError(f"An index on a server ({os.fspath(index)}) needs a root: the folder of its pictures.")
+            shown = without_password(os.fspath(index))
+            raise InputError(f"An index on a server ({shown}) needs a root: the folder of its pictures.")
         return str(Path(root).absolute())
     folder = Path(os.path.abspath(index))  # noqa: PTH100 (no links resolved: the index keeps the name that it has)
     pictures = folder.parent if root is None else Path(os.path.abspath(root))  # noqa: PTH100
@@ -376,6 +372,6 @@ def _keep_root(index: Path_, root: Path_ | None) -> str:
 
 
 def _root(index: str, meta: StoreMeta) -> Path:
-    if not _is_folder(index):
+    if not is_folder(index):
         return Path(meta.root or ".")
     return Path(os.path.abspath(Path(index) / (meta.root or "..")))  # noqa: PTH100

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from cooc.errors import InputError, StoreMismatchError
 
-FORMAT = 1  # raised when an older cooc could no longer read what is written
+FORMAT = 2  # raised when an older cooc could no longer read what is written
 
 Vectors = NDArray[np.float32]
+STORAGES = ("float32", "float16", "int8", "int4", "pq")  # what an engine may keep of a vector, most precise first
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TAKEN = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d)?")
@@ -46,6 +47,14 @@ def path_bytes(path: str) -> bytes:
 def path_text(data: bytes) -> str:
     """The inverse of `path_bytes`."""
     return data.decode("utf-8", "surrogateescape")
+
+
+def id_bytes(name: str) -> bytes:
+    """An id of an image as its 16 bytes."""
+    try:
+        return bytes.fromhex(name)
+    except ValueError:
+        raise InputError(f"{name!r} is no id of an image: 32 digits 0-9a-f are expected.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +105,7 @@ class StoreMeta:
     dim: int
     root: str | None = None
     cooc_version: str = ""
+    storage: str = "float32"  # one of STORAGES
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     format: int = FORMAT
 
@@ -227,6 +237,10 @@ class Store(Protocol):
 
     def compact(self) -> None:
         """Give back the space of what was removed and bring the search structure up to date."""
+
+    def disk_bytes(self) -> int | None:
+        """What it takes on disk, where that can be told."""
+        ...
 
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...

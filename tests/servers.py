@@ -123,7 +123,7 @@ class Postgres:
             )
 
 
-ENGINES: dict[str, type[Engine]] = {"embedded": Embedded}
+ENGINES: dict[str, type[Engine]] = {"embedded": Embedded, "postgresql": Postgres}
 SERVERS = sorted(name for name, kind in ENGINES.items() if hasattr(kind, "kill"))
 
 

@@ -14,12 +14,12 @@ import importlib
 import os
 import re
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from cooc.errors import UnknownNameError
+from cooc.errors import InputError, UnknownNameError
 from cooc.store import Store, StoreMeta
 
-__all__ = ["ENGINES", "create_store", "open_store"]
+__all__ = ["ENGINES", "create_store", "is_folder", "open_store", "without_password"]
 
 ENGINES = {
     "file": "cooc.stores.embedded",
@@ -34,18 +34,36 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://")
 def open_store(address: str | Path, *, write: bool = False) -> Store:
     """Open an index to read it, or (one process at a time) to change it as well."""
     module, address = _engine(address)
-    return cast(Store, importlib.import_module(module).open_store(address, write=write))
+    return cast(Store, module.open_store(address, write=write))
 
 
 def create_store(address: str | Path, meta: StoreMeta) -> Store:
     """Make an empty index, open for writing. It is an error if there is one already."""
     module, address = _engine(address)
-    return cast(Store, importlib.import_module(module).create_store(address, meta))
+    return cast(Store, module.create_store(address, meta))
 
 
-def _engine(address: str | Path) -> tuple[str, str]:
+def is_folder(address: str | os.PathLike[str]) -> bool:
+    """Is it the folder of an embedded index? Else it is an address on a server."""
+    return _SCHEME.match(os.fspath(address)) is None
+
+
+def without_password(address: str) -> str:
+    """An address as it may be shown."""
+    if is_folder(address):
+        return address
+    address = re.sub(r"^([^:]+://[^:@/?]*):.*@", r"\1@", address)  # up to the last @: a password may hold anything
+    kept = re.sub(r"(?<=[?&])[a-z]*(password|token)=[^&]*&?", "", address)
+    return kept.rstrip("?&")
+
+
+def _engine(address: str | Path) -> tuple[Any, str]:
     address = os.fspath(address)
     scheme = match[1] if (match := _SCHEME.match(address)) else "file"
     if scheme not in ENGINES:
         raise UnknownNameError("kind of index", scheme, ENGINES)
-    return ENGINES[scheme], address.removeprefix("file://")
+    try:
+        return importlib.import_module(ENGINES[scheme]), address.removeprefix("file://")
+    except ModuleNotFoundError as error:
+        extra = ENGINES[scheme].rpartition(".")[2]
+        raise InputError(f"An index at {scheme}:// needs {error.name}: pip install 'cooc[{extra}]'.") from error

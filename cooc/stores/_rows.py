@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cooc.errors import InputError, StoreDamagedError
-from cooc.store import Filter, Record, StoreMeta, Vectors, path_text
+from cooc.errors import StoreDamagedError
+from cooc.store import Filter, Record, StoreMeta, path_text
+from cooc.stores._coding import Codes, Coding
 from cooc.stores._nearest import Ids
 
 IDS = 500  # parameters in one SQL statement
@@ -44,13 +45,6 @@ def read_meta(connection: sqlite3.Connection) -> StoreMeta:
 def record(row: tuple[Any, ...]) -> Record:
     _, path, size, mtime_ns, sha256, width, height, taken, tags = row
     return Record(path_text(path), size, mtime_ns, sha256.hex(), width, height, taken, frozenset(json.loads(tags)))
-
-
-def id_bytes(name: str) -> bytes:
-    try:
-        return bytes.fromhex(name)
-    except ValueError:
-        raise InputError(f"{name!r} is no id of an image: 32 digits 0-9a-f are expected.") from None
 
 
 def each(connection: sqlite3.Connection, query: str, values: Iterable[object]) -> Iterator[Any]:
@@ -93,15 +87,15 @@ def matching(where: Filter | None) -> tuple[str, list[object]]:
     return " AND ".join(clauses), values
 
 
-def fetch(connection: sqlite3.Connection, dim: int, first: int, last: int) -> tuple[Vectors, Ids]:
-    """Vectors and ids of the slots [first, last); zero where the image was removed."""
-    vectors, ids = np.zeros((last - first, dim), np.float32), np.zeros((last - first, 16), np.uint8)
+def fetch(connection: sqlite3.Connection, coding: Coding, first: int, last: int) -> tuple[Codes, Ids]:
+    """Codes and ids of the slots [first, last); blank and zero where the image was removed."""
+    codes, ids = np.full((last - first, coding.width), coding.blank, np.uint8), np.zeros((last - first, 16), np.uint8)
     rows = connection.execute(
         "SELECT slot, id, vector FROM vectors JOIN images USING (slot) WHERE slot >= ? AND slot < ?", (first, last)
     )
     for slot, name, data in rows:
-        if len(data) != 4 * dim:
+        if len(data) != coding.width:
             raise StoreDamagedError(f"The vector of image {name.hex()} is damaged: run cooc verify.")
-        vectors[slot - first] = np.frombuffer(data, "<f4")
+        codes[slot - first] = np.frombuffer(data, np.uint8)
         ids[slot - first] = np.frombuffer(name, np.uint8)
-    return vectors, ids
+    return codes, ids

@@ -37,13 +37,15 @@ from cooc.store import (
     Vectors,
     check_tags,
     check_vectors,
+    id_bytes,
     path_bytes,
     path_text,
 )
 from cooc.stores import _database
 from cooc.stores._cache import Cache
+from cooc.stores._coding import Coding
 from cooc.stores._database import WriterLock, connect, database, explained, require, show
-from cooc.stores._rows import RECORD, State, drop, each, id_bytes, matching, read_meta, read_state, record, renumber
+from cooc.stores._rows import RECORD, State, drop, each, matching, read_meta, read_state, record, renumber
 
 APPROXIMATE_FROM = 200_000  # images: an exact search then takes about 40 ms on two cores
 RENUMBER_FROM = 0.1  # share of removed slots from which compacting gives all slots out anew
@@ -57,6 +59,7 @@ def open_store(address: str, *, write: bool = False) -> EmbeddedStore:
 
 def create_store(address: str, meta: StoreMeta) -> EmbeddedStore:
     folder = Path(address)
+    Coding(meta.storage, meta.dim)  # refuses what cannot be stored so
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = WriterLock(folder)
@@ -96,7 +99,8 @@ class EmbeddedStore:
             self._idle.append(connect(folder))
             with self._reading() as connection:
                 self.meta = read_meta(connection)
-            self._cache = Cache(folder / "cache", self.meta.dim)
+            self._coding = Coding(self.meta.storage, self.meta.dim)
+            self._cache = Cache(folder / "cache", self._coding)
             opened.callback(self._cache.close)
             self._opened = opened.pop_all()
 
@@ -112,11 +116,12 @@ class EmbeddedStore:
         if len(records) != len(vectors):
             raise InputError(f"{len(records)} records came with {len(vectors)} vectors: one for each is needed.")
         latest = {path_bytes(record.path): row for row, record in enumerate(records)}
+        codes = self._coding.encode(vectors)
         with self._writing() as connection:
             had = drop(connection, list(latest))
             first = read_state(connection).slots
             rows = [
-                (slot, path, records[row], vectors[row].astype("<f4", copy=False).tobytes())
+                (slot, path, records[row], codes[row].tobytes())
                 for slot, (path, row) in enumerate(latest.items(), first)
             ]
             connection.executemany(
@@ -146,7 +151,7 @@ class EmbeddedStore:
             connection.executemany("DELETE FROM bad WHERE path = ?", ((path,) for path in latest))
             connection.execute("UPDATE state SET next_slot = ?", (first + len(rows),))
         self._behind += len(rows)
-        if self._behind >= CATCH_UP:
+        if self._behind >= CATCH_UP and not self._coding.small:
             self._catch_up()
 
     def remove(self, paths: Iterable[str]) -> int:
@@ -266,8 +271,8 @@ class EmbeddedStore:
             found = dict(each(connection, "SELECT id, vector FROM images JOIN vectors USING (slot) WHERE id IN", names))
         if missing := [name for name in names if name not in found]:
             raise InputError(f"There is no image {missing[0].hex()} in the index in {show(self.folder)}: search again.")
-        data = b"".join(found[name] for name in names)
-        return np.frombuffer(data, "<f4").astype(np.float32).reshape(len(names), self.meta.dim)
+        codes = np.frombuffer(b"".join(found[name] for name in names), np.uint8).reshape(len(names), self._coding.width)
+        return self._coding.unit(codes).copy()
 
     def search(
         self, queries: Vectors, k: int, *, where: Filter | None = None, exact: bool | None = None
@@ -333,10 +338,10 @@ class EmbeddedStore:
         )
         while page := rows.fetchmany(PAGE):
             slots = np.array([row[0] for row in page])
-            copies, names, live = view.vectors(slots).astype("<f4", copy=False), view.ids(slots), view.live[slots]
+            copies, names, live = view.codes(slots), view.ids(slots), view.live[slots]
             for row, (_, path, sha256, name, data, crc) in enumerate(page):
                 text = show(Path(path_text(path)))
-                if data is None or len(data) != 4 * self.meta.dim or zlib.crc32(data) != crc:
+                if data is None or len(data) != self._coding.width or zlib.crc32(data) != crc:
                     yield f"{text}: the vector is damaged; remove the image and index it again"
                 elif Record(path_text(path), 0, 0, sha256.hex(), 0, 0).id != name.hex():
                     yield f"{text}: the id does not fit content and path; remove the image and index it again"
@@ -351,7 +356,7 @@ class EmbeddedStore:
         with self._mutex, explained(self.folder):
             connection.executescript("PRAGMA incremental_vacuum")  # execute() would free one page only
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        if len(self) >= APPROXIMATE_FROM:
+        if len(self) >= APPROXIMATE_FROM and not self._coding.small:
             self.build_graph()
         with self._reading() as connection:
             self._cache.clean(connection)
@@ -371,6 +376,8 @@ class EmbeddedStore:
 
     def build_graph(self) -> None:
         """Build or extend the graph for approximate search. `compact` does it for large indexes."""
+        if self._coding.small:
+            return
         with self._reading() as connection:
             graph = self._cache.build_graph(connection)
         with self._writing() as connection:
@@ -378,9 +385,12 @@ class EmbeddedStore:
         with self._reading() as connection:
             self._cache.clean(connection)
 
+    def disk_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
     def close(self) -> None:
         try:
-            if self._behind and not self._closed.is_set():
+            if self._behind and not self._coding.small and not self._closed.is_set():
                 self._catch_up()
         finally:
             self._closed.set()
