@@ -17,15 +17,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cooc.errors import CoocError
-from cooc.images import Box, Source, load_image
-from cooc.workers import start
+from cooc.images import Box, Source
+from cooc.workers import Place, Shared, load, start
 
 __all__ = ["Bad", "Batch", "Item", "decode", "extract"]
 
@@ -75,22 +75,48 @@ def extract(
     workers: int = 0,
     batch_pixels: int = 1 << 20,
     hold_pixels: int | None = None,
+    overlap: bool = False,
 ) -> Iterator[Batch[T] | Bad]:
     """Decode items and describe them in batches (B, 3, H, W) of one shape and at most `batch_pixels` pixels.
 
     At most `hold_pixels` (8 batches) wait for others of their shape; past that the fullest shape goes ahead.
+    `overlap`: describe in a thread of its own while the next batches are put together, as keeps a GPU busy.
     """
-    hold_pixels = hold_pixels or 8 * batch_pixels
+    batches = _batches(
+        decode(items, size=size, min_side=min_side, workers=workers), batch_pixels, hold_pixels or 8 * batch_pixels
+    )
+    if not overlap:
+        for batch in batches:
+            yield batch if isinstance(batch, Bad) else Batch(batch[0], describe(_stack(batch[1])))
+        return
+    with ThreadPoolExecutor(1, "describe") as runner:
+        running: deque[tuple[list[Item], Future[T]]] = deque()
+        try:
+            for batch in batches:
+                if isinstance(batch, Bad):
+                    yield batch
+                    continue
+                running.append((batch[0], runner.submit(describe, _stack(batch[1]))))
+                if len(running) > 2:
+                    members, future = running.popleft()
+                    yield Batch(members, future.result())
+            for members, future in running:
+                yield Batch(members, future.result())
+        finally:
+            runner.shutdown(wait=False, cancel_futures=True)
+
+
+def _batches(
+    decoded: Iterable[tuple[Item, Pixels | str]], batch_pixels: int, hold_pixels: int
+) -> Iterator[tuple[list[Item], list[Pixels]] | Bad]:
     waiting: dict[tuple[int, ...], list[tuple[Item, Pixels]]] = {}
     held = 0
 
-    def flush(shape: tuple[int, ...]) -> Batch[T]:
+    def flush(shape: tuple[int, ...]) -> tuple[list[Item], list[Pixels]]:
         members = waiting.pop(shape)
-        stack = np.stack([pixels for _, pixels in members])
-        images = torch.from_numpy(stack).permute(0, 3, 1, 2)  # (B, 3, H, W)
-        return Batch([item for item, _ in members], describe(images))
+        return [item for item, _ in members], [pixels for _, pixels in members]
 
-    for item, pixels in decode(items, size=size, min_side=min_side, workers=workers):
+    for item, pixels in decoded:
         if isinstance(pixels, str):
             yield Bad(item, pixels)
             continue
@@ -108,72 +134,104 @@ def extract(
         yield flush(shape)
 
 
+def _stack(pictures: list[Pixels]) -> Tensor:
+    """(B, 3, H, W), in memory that a GPU copies from at full speed where there is one."""
+    images = torch.empty((len(pictures), *pictures[0].shape), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    np.stack(pictures, out=images.numpy())
+    return images.permute(0, 3, 1, 2)
+
+
 def decode(
     items: Iterable[Item], *, size: int, min_side: int = 1, workers: int = 0
 ) -> Iterator[tuple[Item, Pixels | str]]:
     """Items in order, each with its pixels (H, W, 3) or the reason why there are none."""
-    pool = _pool(workers)
-    ahead = 2 * max(workers, 2)
-    running: deque[tuple[Item, Future[Pixels]]] = deque()
+    ahead = 4 * max(workers, 1)
+    pool = _Pool(workers, ahead, size, min_side)
+    running: deque[tuple[Item, _Task]] = deque()
     try:
         for item in items:
-            running.append((item, _submit(pool, item, size, min_side)))
+            running.append((item, pool.submit(item)))
             if len(running) >= ahead:
-                pool, result = _first(pool, workers, running, size, min_side)
+                pool, result = _first(pool, running)
                 yield result
         while running:
-            pool, result = _first(pool, workers, running, size, min_side)
+            pool, result = _first(pool, running)
             yield result
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown()
 
 
-def _first(
-    pool: Executor, workers: int, running: deque[tuple[Item, Future[Pixels]]], size: int, min_side: int
-) -> tuple[Executor, tuple[Item, Pixels | str]]:
+class _Task(NamedTuple):
+    future: Future[Pixels | tuple[int, ...]]
+    place: Place | None
+
+
+class _Pool:
+    """Processes that decode (workers import `images` alone, which starts fast and takes little memory), or threads."""
+
+    def __init__(self, workers: int, ahead: int, size: int, min_side: int) -> None:
+        self.arguments = workers, ahead, size, min_side
+        self.executor: Executor
+        if workers:
+            self.shared = Shared(ahead, 3 * max(size, min_side) ** 2)
+            context = multiprocessing.get_context("spawn")
+            self.executor = ProcessPoolExecutor(workers, context, start, (self.shared.address,))
+        else:
+            self.shared = Shared(0, 0)
+            self.executor = ThreadPoolExecutor(2)
+
+    def submit(self, item: Item) -> _Task:
+        _, _, size, min_side = self.arguments
+        place = self.shared.free.popleft() if self.shared.free else None
+        try:
+            return _Task(self.executor.submit(load, place, item.source, size, item.box, min_side), place)
+        except BrokenExecutor as error:  # a worker died since the last result: `_first` sees to it in its turn
+            failed: Future[Pixels | tuple[int, ...]] = Future()
+            failed.set_exception(error)
+            return _Task(failed, place)
+
+    def result(self, task: _Task) -> Pixels | str:
+        """The picture, or the reason why there is none. Whatever else one file does, it is one bad file."""
+        try:
+            found = task.future.result()
+            if isinstance(found, tuple):
+                assert task.place is not None
+                return self.shared.take(task.place, found)
+            return found
+        except BrokenExecutor:
+            raise
+        except CoocError as error:
+            return str(error)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            if task.place is not None:
+                self.shared.free.append(task.place)
+
+    def anew(self) -> _Pool:
+        """Another one, with memory of its own: a worker that is about to be ended may still write."""
+        self.shutdown()
+        return _Pool(*self.arguments)
+
+    def shutdown(self) -> None:
+        self.executor.shutdown(wait=False, cancel_futures=True)
+        self.shared.close()
+
+
+def _first(pool: _Pool, running: deque[tuple[Item, _Task]]) -> tuple[_Pool, tuple[Item, Pixels | str]]:
     """The oldest result. Where a worker died, its pool is made anew and what was under way is decoded one at a time,
     so that the file which kills a decoder is found out and the others are not blamed for it."""
-    item, future = running.popleft()
+    item, task = running.popleft()
     try:
-        return pool, (item, _pixels(future))
+        return pool, (item, pool.result(task))
     except BrokenExecutor:
-        pool.shutdown(wait=False, cancel_futures=True)
-    pool = _pool(workers)
+        pool = pool.anew()
     try:
-        result = _pixels(_submit(pool, item, size, min_side))
+        result = pool.result(pool.submit(item))
     except BrokenExecutor:
-        pool.shutdown(wait=False)
-        pool = _pool(workers)
+        pool = pool.anew()
         result = "Decoding this picture crashed the decoder. Leave the file out, or save it again."
-    again = [(other, _submit(pool, other, size, min_side)) for other, _ in running]
+    again = [(other, pool.submit(other)) for other, _ in running]
     running.clear()
     running.extend(again)
     return pool, (item, result)
-
-
-def _pool(workers: int) -> Executor:
-    """Workers import `images` and `workers` alone, which starts fast and takes little memory."""
-    if not workers:
-        return ThreadPoolExecutor(2)
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=start)
-
-
-def _submit(pool: Executor, item: Item, size: int, min_side: int) -> Future[Pixels]:
-    try:
-        return pool.submit(load_image, item.source, size=size, box=item.box, min_side=min_side)
-    except BrokenExecutor as error:  # a worker died since the last result: `_first` sees to it in its turn
-        failed: Future[Pixels] = Future()
-        failed.set_exception(error)
-        return failed
-
-
-def _pixels(future: Future[Pixels]) -> Pixels | str:
-    """The picture, or the reason why there is none. Whatever else one file does, it is one bad file."""
-    try:
-        return future.result()
-    except BrokenExecutor:
-        raise
-    except CoocError as error:
-        return str(error)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"

@@ -9,12 +9,9 @@ not grow with the collection; changes are committed every few seconds, so that w
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import itertools
 import logging
 import os
-import stat
 import threading
 import time
 from collections import deque
@@ -22,19 +19,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from cooc.descriptor import BATCH_PIXELS, Descriptor
-from cooc.errors import CoocError, InputError
-from cooc.extraction import Bad, Batch, Item, default_workers, extract
-from cooc.images import ImageInfo, image_info, list_images
+from cooc.errors import CoocError
+from cooc.extraction import Bad, Item, default_workers, extract
+from cooc.images import ImageInfo, image_info
+from cooc.sources import Entry, Source
+from cooc.sources.files import Picture, State
 from cooc.store import BadFile, Filter, Record, Store
 
-__all__ = ["Report", "add_files", "relative_path", "synchronise"]
+__all__ = ["Engine", "Report", "add_files", "synchronise"]
 
 COMMIT_SECONDS = 3.0
 COMMIT_IMAGES = 1000
@@ -82,10 +81,7 @@ Stop = Callable[[], bool]
 class Candidate:
     """A file that is new, or not as the index knows it."""
 
-    path: Path
-    name: str  # relative to the root
-    size: int
-    mtime_ns: int
+    file: Entry
     known: Record | None
 
 
@@ -93,37 +89,49 @@ class Candidate:
 class Examined:
     """The same after its content was read: the header of the picture, or the reason why there is none."""
 
-    file: Candidate
+    file: Entry
+    known: Record | None
     sha256: str = ""
     info: ImageInfo | None = None
+    picture: Picture | None = None  # to be decoded
     problem: str = ""
     gone: bool = False  # its content is no picture: what the index knows under this name is not true any more
 
     @property
     def record(self) -> Record:
         assert self.info is not None
-        size = self.info.width, self.info.height
-        return Record(self.file.name, self.file.size, self.file.mtime_ns, self.sha256, *size, self.info.taken)
+        return Record(*self.file, self.sha256, self.info.width, self.info.height, self.info.taken)
+
+
+Decide = Callable[[Examined], bool]  # must it be described?
+Described = tuple[Examined, Vector | str]  # a vector, or why there is none
+
+
+class Engine(Protocol):
+    """What reads, decodes and describes: this process, or many machines (`cooc.distributed`)."""
+
+    def describe(self, source: Source, files: Iterable[Candidate], decide: Decide) -> Iterator[Described]:
+        """Examine all files, ask about each, and describe those that must be; files are taken as there is room."""
+        ...
 
 
 def synchronise(
     store: Store,
-    root: Path,
-    descriptor: Callable[[], Descriptor],
+    source: Source,
+    engine: Engine,
     folders: Sequence[str | os.PathLike[str]],
     *,
-    workers: int | None = None,
     keep_missing: bool = False,
     follow: bool = False,
     progress: Progress | None = None,
     stop: Stop | None = None,
 ) -> Report:
-    """Walk folders below the root; add what is new, forget what is gone. `descriptor` is called if it is needed.
+    """Walk folders of the source; add what is new, forget what is gone.
 
     Ctrl-C, or `stop` when it returns true, ends the run early with what is done committed, and the report says so.
     """
-    run = _Run(store, root, descriptor, workers, progress, stop)
-    names = _outermost([relative_path(root, folder) for folder in folders])
+    run = _Run(store, source, engine, progress, stop)
+    names = _outermost([source.name(folder) for folder in folders])
     walks = [run.walk(name, follow) for name in names]  # a folder that is not there is an error before any work
     with run.counting(names, follow), run.ending():
         run.add(itertools.chain.from_iterable(walks))
@@ -134,46 +142,17 @@ def synchronise(
 
 def add_files(
     store: Store,
-    root: Path,
-    descriptor: Callable[[], Descriptor],
+    source: Source,
+    engine: Engine,
     paths: Iterable[str | os.PathLike[str]],
     *,
-    workers: int | None = 0,
     progress: Progress | None = None,
 ) -> Report:
     """Add or replace these files. One that is not there is left out, and reported."""
-    run = _Run(store, root, descriptor, workers, progress, None)
+    run = _Run(store, source, engine, progress, None)
     with run.ending():
-        run.add(root / name for name in _once(relative_path(root, path) for path in paths))
+        run.add(run.look(_once(source.name(path) for path in paths)))
     return run.report
-
-
-def relative_path(root: Path, path: str | os.PathLike[str]) -> str:
-    """How the index names a path: relative to its root, "/" between the parts; "" is the root itself."""
-    given = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 (resolve() would follow a link to another name)
-    if (name := _below(str(root), given)) is not None:
-        return name
-    place = Path(given)
-    if (name := _below(str(root.resolve()), str(place.parent.resolve() / place.name))) is not None:
-        return name
-    raise InputError(
-        f"{os.fspath(path)!r} lies outside {str(root)!r}, the root of this index. Make an index whose root holds both: "
-        "cooc index FOLDER ... --root ROOT --index INDEX"
-    )
-
-
-def _below(base: str, path: str) -> str | None:
-    """As text: pathlib takes longer than all the rest of what is done for a file that has not changed."""
-    prefix = base.rstrip("/") + "/"
-    return path[len(prefix) :] if path.startswith(prefix) else "" if path == base else None
-
-
-def is_missing(path: Path) -> bool:
-    """Surely not there. What only cannot be reached (permission, a broken disk) may still be."""
-    try:
-        return not stat.S_ISREG(path.stat().st_mode)
-    except OSError as error:
-        return error.errno in (errno.ENOENT, errno.ENOTDIR)
 
 
 def _once(names: Iterable[str]) -> Iterator[str]:
@@ -194,15 +173,9 @@ class _Run:
     """One run: the steps of the chain, and what waits for the next commit."""
 
     def __init__(
-        self,
-        store: Store,
-        root: Path,
-        descriptor: Callable[[], Descriptor],
-        workers: int | None,
-        progress: Progress | None,
-        stop: Stop | None,
+        self, store: Store, source: Source, engine: Engine, progress: Progress | None, stop: Stop | None
     ) -> None:
-        self.store, self.root, self.descriptor, self.workers = store, root, descriptor, workers
+        self.store, self.source, self.engine = store, source, engine
         self.progress, self.stop = progress, stop
         self.report = Report()
         self.known_bad = {bad.path: (bad.size, bad.mtime_ns) for bad in store.bad_files()}
@@ -213,126 +186,105 @@ class _Run:
 
     # the chain
 
-    def walk(self, name: str, follow: bool) -> Iterator[Path]:
-        def unreadable(path: Path, reason: str) -> None:
-            self._leave_out(relative_path(self.root, path), f"It cannot be read ({reason}).")
-            self.unreadable.add(relative_path(self.root, path))
+    def walk(self, name: str, follow: bool) -> Iterator[Entry]:
+        def unreadable(name: str, reason: str) -> None:
+            self._leave_out(name, f"It cannot be read ({reason}).")
+            self.unreadable.add(name)
 
-        paths = list_images(self.root / name, follow_symlinks=follow, on_error=unreadable)
+        entries = self.source.entries(name, follow=follow, on_error=unreadable)
 
-        def walked() -> Iterator[Path]:
-            for path in paths:
+        def walked() -> Iterator[Entry]:
+            for entry in entries:
                 self.reached.add(name)
-                yield path
+                yield entry
 
         return walked()
 
-    def add(self, paths: Iterable[Path]) -> None:
-        items = self._to_describe(paths)
-        first = list(itertools.islice(items, FEW + 1))
-        if not first:
-            return
-        descriptor = self.descriptor()
-        kind, workers = descriptor.device.type, self.workers
-        if workers is None:
-            workers = default_workers(kind) if len(first) > FEW else 0
-        for done in extract(
-            itertools.chain(first, items),
-            _describer(descriptor),
-            size=descriptor.config.size,
-            min_side=descriptor.backbone.stride,
-            workers=workers,
-            batch_pixels=BATCH_PIXELS[kind],
-        ):
-            self._take(done)
+    def look(self, names: Iterable[str]) -> Iterator[Entry]:
+        for name in names:
+            try:
+                yield self.source.look(name)
+            except OSError as error:
+                self.report.found += 1
+                self._leave_out(name, _unreadable(error))
+
+    def add(self, files: Iterable[Entry]) -> None:
+        for seen, result in self.engine.describe(self.source, self._changed(files), self._decide):
+            self._take(seen, result)
             self._tick()
             if self.stop is not None and self.stop():  # much has been read ahead by now, and describing takes long
                 self.report.interrupted = True
                 return
 
-    def _to_describe(self, paths: Iterable[Path]) -> Iterator[Item]:
-        """The files that nothing but the network can settle."""
-        running: deque[Future[Examined]] = deque()
-        with ThreadPoolExecutor(READERS) as pool:
-            for candidate in self._changed(paths):
-                running.append(pool.submit(_examine, candidate))
-                if len(running) >= AHEAD:
-                    yield from self._decide(running.popleft().result())
-            while running:
-                yield from self._decide(running.popleft().result())
-
-    def _changed(self, paths: Iterable[Path]) -> Iterator[Candidate]:
+    def _changed(self, files: Iterable[Entry]) -> Iterator[Candidate]:
         """Without the files whose size and time are those that the index knows."""
-        remaining = iter(paths)
+        remaining = iter(files)
         while chunk := list(itertools.islice(remaining, CHUNK)):
-            names = [relative_path(self.root, path) for path in chunk]
-            for path, name, known in zip(chunk, names, self.store.find(names), strict=True):
+            for file, known in zip(chunk, self.store.find([file.name for file in chunk]), strict=True):
                 if self.stop is not None and self.stop():
                     self.report.interrupted = True
                     return
                 self.report.found += 1
-                try:
-                    status = path.stat()
-                except OSError as error:
-                    self._leave_out(name, f"It cannot be read ({error.strerror}).")
-                    continue
-                state = status.st_size, status.st_mtime_ns
-                if known is not None and state == (known.size, known.mtime_ns):
+                if known is not None and file.state == (known.size, known.mtime_ns):
                     self.report.unchanged += 1
-                    if name in self.known_bad:  # it was being written when a run saw it
-                        self.clear.append(name)
-                elif self.known_bad.get(name) == state:
+                    if file.name in self.known_bad:  # it was being written when a run saw it
+                        self.clear.append(file.name)
+                elif self.known_bad.get(file.name) == file.state:
                     self.report.bad += 1
                 else:
-                    yield Candidate(path, name, *state, known)
+                    yield Candidate(file, known)
             self._tick()
 
-    def _decide(self, seen: Examined) -> Iterator[Item]:
+    def _decide(self, seen: Examined) -> bool:
+        """Can nothing but the network settle it?"""
         file = seen.file
+        describe = False
         if seen.problem:
             self._leave_out(file.name, seen.problem, seen)
-        elif file.known is not None and file.known.sha256 == seen.sha256:
+        elif seen.known is not None and seen.known.sha256 == seen.sha256:
             self.report.unchanged += 1
             self.touches[file.name] = file.mtime_ns
         else:
             twins = [twin for twin in self.store.by_sha256(seen.sha256) if twin.path not in self.moves]
-            gone = next((twin for twin in twins if is_missing(self.root / twin.path)), None)
+            gone = next(self.source.absent(map(_entry, twins)), None)
             if gone is not None:
                 self.report.moved += 1
-                self.moves[gone.path] = file.name
+                self.moves[gone.name] = file.name
                 self.touches[file.name] = file.mtime_ns
             elif twins:
                 self.report.copied += 1
                 self.described.append((seen.record, self.store.vectors([twins[0].id])[0]))
             else:
-                yield Item(seen, file.path)
+                describe = True
         self._tick()
+        return describe
 
-    def _take(self, done: Batch[list[Vector | str]] | Bad) -> None:
-        if isinstance(done, Bad):
-            self._leave_out(done.item.key.file.name, done.reason, replace(done.item.key, gone=True))
-            return
-        for item, result in zip(done.items, done.result, strict=True):
-            seen: Examined = item.key
-            if isinstance(result, str):
-                self._leave_out(seen.file.name, result, replace(seen, gone=True))
-            elif _state(seen.file.path) != (seen.file.size, seen.file.mtime_ns):
-                self._leave_out(seen.file.name, CHANGED, seen)
-            else:
-                self.report.described += 1
-                self.described.append((seen.record, result))
+    def _take(self, seen: Examined, result: Vector | str) -> None:
+        if isinstance(result, str):
+            self._leave_out(seen.file.name, result, replace(seen, gone=True))
+        elif self._state(seen.file) != seen.file.state:
+            self._leave_out(seen.file.name, CHANGED, seen)
+        else:
+            self.report.described += 1
+            self.described.append((seen.record, result))
+
+    def _state(self, file: Entry) -> State | None:
+        try:
+            return self.source.state(file)
+        except OSError:
+            return None
 
     def _leave_out(self, name: str, reason: str, seen: Examined | None = None) -> None:
         """Report a bad file. If its content is bad, it is tried again when it has changed; else by the next run."""
         self.report.bad += 1
         state = (-1, 0)
         if seen is not None:
-            now = _state(seen.file.path)
-            if now != (seen.file.size, seen.file.mtime_ns):
+            now = self._state(seen.file)
+            if now != seen.file.state:
                 reason = CHANGED if now else VANISHED
             elif seen.gone:
                 state = now
-                if seen.file.known is not None:
+                if seen.known is not None:
                     self.removals.append(name)
         self.bad.append(BadFile(name, *state, reason))
         log.info("%s: %s", name, reason)
@@ -345,17 +297,21 @@ class _Run:
             if name not in self.reached:
                 if next(self.store.records(where, limit=1), None) is not None:
                     self.report.notes.append(
-                        f"There are no pictures in {str(self.root / name)!r}, where the index knows some. Nothing was "
+                        f"There are no pictures in {self.source.address(name)!r}, where the index knows some. Nothing was "
                         "removed: is the disk mounted? If they are gone for good: cooc remove FOLDER"
                     )
                 continue
-            for record in () if keep_missing else self.store.records(where):
-                if is_missing(self.root / record.path):
-                    self.removals.append(record.path)
-                    self.report.removed += 1
-                self._tick()
-            below = [bad.path for bad in self.store.bad_files() if not name or bad.path.startswith(name + "/")]
-            self.clear += [path for path in below if path not in self.unreadable and not (self.root / path).is_file()]
+            for file in self.source.absent(self._ticking(where)) if not keep_missing else ():
+                self.removals.append(file.name)
+                self.report.removed += 1
+            below = (bad for bad in self.store.bad_files() if not name or bad.path.startswith(name + "/"))
+            tried = (Entry(bad.path, bad.size, bad.mtime_ns) for bad in below if bad.path not in self.unreadable)
+            self.clear += [file.name for file in self.source.absent(tried)]
+
+    def _ticking(self, where: Filter) -> Iterator[Entry]:
+        for record in self.store.records(where):
+            yield _entry(record)
+            self._tick()
 
     # commits
 
@@ -415,13 +371,13 @@ class _Run:
         def count() -> None:
             total = 0
             for name in names:
-                for _ in list_images(self.root / name, follow_symlinks=follow, on_error=lambda path, reason: None):
+                for _ in self.source.entries(name, follow=follow, on_error=lambda name, reason: None):
                     total += 1
                     if over.is_set():
                         return
             self.report.total = total
 
-        if self.progress is not None:
+        if self.progress is not None and self.source.cheap:
             threading.Thread(target=count, daemon=True).start()
         try:
             yield
@@ -429,32 +385,78 @@ class _Run:
             over.set()
 
 
-def _state(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
+def _entry(record: Record) -> Entry:
+    return Entry(record.path, record.size, record.mtime_ns)
 
 
-def _examine(file: Candidate) -> Examined:
+def _unreadable(error: OSError) -> str:
+    return f"It cannot be read ({error.strerror or error})."
+
+
+# On this machine
+
+
+class Here:
+    """The engine of one process: threads read ahead, worker processes decode, the network describes."""
+
+    def __init__(self, descriptor: Callable[[], Descriptor], workers: int | None = None) -> None:
+        """The descriptor is loaded if there is something to describe."""
+        self.descriptor, self.workers = descriptor, workers
+
+    def describe(self, source: Source, files: Iterable[Candidate], decide: Decide) -> Iterator[Described]:
+        items = self._to_describe(source, files, decide)
+        first = list(itertools.islice(items, FEW + 1))
+        if not first:
+            return
+        descriptor = self.descriptor()
+        workers = self.workers
+        if workers is None:
+            workers = default_workers(descriptor.device.type) if len(first) > FEW else 0
+        yield from describe_items(descriptor, itertools.chain(first, items), workers)
+
+    def _to_describe(self, source: Source, files: Iterable[Candidate], decide: Decide) -> Iterator[Examined]:
+        running: deque[Future[Examined]] = deque()
+        with ThreadPoolExecutor(READERS) as pool:
+            for file in files:
+                running.append(pool.submit(examine, source, file))
+                if len(running) >= AHEAD and decide(seen := running.popleft().result()):
+                    yield seen
+            while running:
+                if decide(seen := running.popleft().result()):
+                    yield seen
+
+
+def examine(source: Source, candidate: Candidate) -> Examined:
     """Read the content once: its hash, and what the header says if the hash is not the known one."""
+    file, known = candidate.file, candidate.known
     try:
-        with file.path.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                return Examined(file, problem="It is not a regular file.")
-            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        if file.known is not None and file.known.sha256 == sha256:
-            return Examined(file, sha256)
-        info = image_info(file.path)
+        sha256, picture, later = source.fetch(file)
+        if known is not None and known.sha256 == sha256:
+            return Examined(file, known, sha256)
+        info = image_info(picture)
+        if source.state(file) != file.state:
+            return Examined(file, known, problem=CHANGED)
     except OSError as error:
-        return Examined(file, problem=f"It cannot be read ({error.strerror}).")
+        return Examined(file, known, problem=_unreadable(error))
     except CoocError as error:
-        return Examined(file, problem=str(error), gone=True)
-    if _state(file.path) != (file.size, file.mtime_ns):
-        return Examined(file, problem=CHANGED)
-    return Examined(file, sha256, info)
+        return Examined(file, known, problem=str(error), gone=True)
+    return Examined(file, known, sha256, info, later)
+
+
+def describe_items(descriptor: Descriptor, seen: Iterable[Examined], workers: int) -> Iterator[Described]:
+    """Decode and describe, batched by shape."""
+    for done in extract(
+        (Item(one, one.picture) for one in seen if one.picture is not None),
+        _describer(descriptor),
+        size=descriptor.config.size,
+        min_side=descriptor.backbone.stride,
+        workers=workers,
+        batch_pixels=BATCH_PIXELS[descriptor.device.type],
+    ):
+        if isinstance(done, Bad):
+            yield done.item.key, done.reason
+        else:
+            yield from ((item.key, result) for item, result in zip(done.items, done.result, strict=True))
 
 
 def _describer(descriptor: Descriptor) -> Callable[[Tensor], list[Vector | str]]:

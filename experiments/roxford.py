@@ -140,7 +140,15 @@ def activations(items: list[Item], backbone: Activations, size: int, workers: in
 
     keyed = [Item(str(i), item.source, item.box) for i, item in enumerate(items)]
     pixels = BATCH_PIXELS[device.type]
-    for batch in extract(keyed, run, size=size, min_side=backbone.stride, workers=workers, batch_pixels=pixels):
+    for batch in extract(
+        keyed,
+        run,
+        size=size,
+        min_side=backbone.stride,
+        workers=workers,
+        batch_pixels=pixels,
+        overlap=device.type != "cpu",
+    ):
         if isinstance(batch, Bad):
             sys.exit(f"An experiment needs all of its pictures. {batch.reason}")
         for column, A in zip(columns, batch.result, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from cooc import workers
 from cooc.extraction import Bad, Batch, Item, decode, default_workers, extract
 from cooc.images import load_image
 
@@ -67,14 +69,38 @@ def collect(results: Iterator[Batch[list[int]] | Bad]) -> tuple[dict[Any, int], 
 WANTED = {f"{i:02}.png": 20 * i for i in range(12)}
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_everything_arrives_and_bad_files_are_named(folder: Path, workers: int) -> None:
-    good, bad = collect(extract(items(folder), brightness, size=64, workers=workers, batch_pixels=4 * 48 * 32))
+@pytest.mark.parametrize(("workers", "overlap"), [(0, False), (0, True), (1, True)])
+def test_everything_arrives_and_bad_files_are_named(folder: Path, workers: int, overlap: bool) -> None:
+    options = {"workers": workers, "overlap": overlap}
+    good, bad = collect(extract(items(folder), brightness, size=64, batch_pixels=4 * 48 * 32, **options))
     assert good == WANTED
     assert set(bad) == {"03-text.jpg", "07-empty.jpg", "09-cut.png"}
     for name, reason in bad.items():
         assert name in reason
         assert len(reason) < 400
+
+
+def test_what_the_network_raises_in_its_thread_arrives(folder: Path) -> None:
+    def broken(images: Tensor) -> None:
+        raise RuntimeError("no memory left on the device")
+
+    with pytest.raises(RuntimeError, match="no memory left"):
+        list(extract(items(folder), broken, size=64, batch_pixels=48 * 32, overlap=True))
+
+
+def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here in one process: a worker's part on one side of the memory, its parent's on the other."""
+    shared = workers.Shared(2, 3 * 48 * 32)
+    with open(shared.address, "r+b") as file:  # noqa: PTH123
+        monkeypatch.setattr(workers, "_memory", mmap.mmap(file.fileno(), 0))
+    for place, name in zip(list(shared.free), ("04.png", "00.png"), strict=True):
+        shape = workers.load(place, folder / name, 64, None, 1)
+        assert isinstance(shape, tuple)
+        assert (shared.take(place, shape) == load_image(folder / name)).all()
+    larger = workers.load(workers.Place(0, 100), folder / "04.png", 64, None, 1)  # no room: the pixels themselves
+    assert isinstance(larger, np.ndarray)
+    assert (larger == load_image(folder / "04.png")).all()
+    shared.close()
 
 
 @pytest.mark.parametrize("batch_pixels", [1, 48 * 32, 3 * 48 * 32, 10**9])
