@@ -2,14 +2,14 @@
 
 Everything in one run: an index of made-up clustered vectors, `cooc serve` in a process of its own, and clients in this
 one that keep their connections and ask again as soon as they are answered. First the engine alone, called by threads;
-then the same questions over HTTP; then a mixture with uploads, which run the network. A client that is told to come
-again (503) waits as long as it was told, as a browser's page does.
+then each route by one client, to find those that grow with the collection; then search by id from all clients; then a
+mixture with uploads, which run the network. A client that is told to come again (503) waits as long as it was told, as
+a browser's page does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import random
@@ -24,18 +24,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
-from PIL import Image
 
 from cooc.benchmark.run import provenance
+from cooc.benchmark.synthetic import make_index, picture
 from cooc.errors import CoocError
 from cooc.image_search import ImageSearch
 from cooc.store import Record
 
 __all__ = ["Options", "run_serving", "write_serving"]
 
-BLOCK = 10_000  # vectors added at once
+SAMPLE = 1000  # pictures that are asked for
+ASKED = 200  # times that each route is asked, if there is time
 K = 20
 WARM = 3.0  # seconds before anything is counted
 MOMENTS = 10  # at which memory is looked at
@@ -44,6 +46,7 @@ MOMENTS = 10  # at which memory is looked at
 @dataclass(frozen=True)
 class Options:
     images: int = 100_000
+    index: Path | None = None  # instead of a made-up one
     recipe: str = "paper-linear+size=256"
     clients: int = 50
     seconds: float = 60.0  # of the mixture; the engine alone and search by id take a quarter of it each
@@ -55,20 +58,29 @@ class Options:
 def run_serving(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         options.progress("building the index")
-        index = Path(folder) / ".cooc"
-        ids = _build(index, options)
+        index = options.index
+        if index is None:
+            index = make_index(Path(folder), options.images, recipe=options.recipe, graph=False).index
+        with ImageSearch.open(index) as search:
+            images, recipe = len(search.store), search.meta.recipe
+            sample = [record for n, record in enumerate(search.store.records()) if n % -(-images // SAMPLE) == 0]
+            there = [record for record in sample if (search.root / record.path).is_file()]
+        ids = [record.id for record in sample]
         options.progress("the engine alone")
         engine = _engine(index, ids, options)
         with _server(index, options.device) as (port, process):
             short = options.seconds / 4
+            options.progress("each route")
+            routes = asyncio.run(_routes(process, port, sample, there, options.seconds / 12))
             options.progress("search by id over HTTP")
             by_id, _ = asyncio.run(_load(process, port, ids, 0.0, options.clients, short))
             options.progress("the mixture")
             mixed, memory = asyncio.run(_load(process, port, ids, options.uploads, options.clients, options.seconds))
-    told = {key: value for key, value in asdict(options).items() if key != "progress"}
+    told = {key: value for key, value in asdict(options).items() if key not in ("progress", "index")}
     return {
-        "options": told,
+        "options": told | {"images": images, "recipe": recipe},
         "engine": engine,
+        "routes": routes,
         "by id": by_id,
         "by id over engine": by_id["requests/s"] / engine["searches/s"],
         "mixed": mixed,
@@ -79,30 +91,15 @@ def run_serving(options: Options) -> dict[str, Any]:
 
 
 def write_serving(result: dict[str, Any], folder: str | Path) -> Path:
-    path = Path(folder) / "serving.json"
+    """serving-100k.json, serving-1m.json, ..."""
+    images = result["options"]["images"]
+    size = f"{images // 1_000_000}m" if images >= 1_000_000 else f"{images // 1000}k" if images >= 1000 else str(images)
+    path = Path(folder) / f"serving-{size}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)
     return path
-
-
-def _build(index: Path, options: Options) -> list[str]:
-    """Clustered unit vectors under made-up names; ids of some of them."""
-    rng = np.random.default_rng(0)
-    ids: list[str] = []
-    with ImageSearch.create(index, recipe=options.recipe, device=options.device) as search:
-        centres = rng.standard_normal((max(options.images // 50, 1), search.meta.dim), dtype=np.float32)
-        for first in range(0, options.images, BLOCK):
-            count = min(BLOCK, options.images - first)
-            vectors = centres[rng.integers(len(centres), size=count)]
-            vectors = vectors + rng.standard_normal(vectors.shape, dtype=np.float32)
-            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-            records = [Record(f"{n // 1000}/{n}.jpg", 1, 1, f"{n:064x}", 640, 480) for n in range(first, first + count)]
-            search.store.add(records, vectors)
-            ids += [record.id for record in records[:: max(1, BLOCK // 100)]]
-        search.store.compact()
-    return ids
 
 
 def _engine(index: Path, ids: list[str], options: Options) -> dict[str, Any]:
@@ -153,6 +150,64 @@ def _resident(process: subprocess.Popen[str]) -> float | None:
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
 
 
+def _questions(some: Record, there: Record, middle: str) -> dict[str, str]:
+    """What the page asks, about one picture; `middle` is a date in the middle of the collection's."""
+    one, folder = f"/images/{some.id}", quote(some.path.rpartition("/")[0])
+    like, day = f"{one}/similar?k={K}", (some.taken or middle)[:10]
+    return {
+        "status": "/status",
+        "picture": one,
+        "thumbnail": f"/images/{there.id}/thumbnail",
+        "file": f"/images/{there.id}/file",
+        "folders": "/folders",
+        "pictures, first page": "/images",
+        "pictures, some page": f"/images?after={some.id}",
+        "pictures of a folder": f"/images?folder={folder}",
+        "pictures of a day": f"/images?taken_from={day}&taken_to={day}",
+        "pictures of a year": f"/images?taken_from={day[:4]}&taken_to={day[:4]}",
+        "similar": like,
+        "similar, page 50": f"{like}&offset={49 * K}",
+        "similar, last page": f"{like}&offset=10000",
+        "similar in a folder": f"{like}&folder={folder}",
+        "similar of a day": f"{like}&taken_from={day}&taken_to={day}",
+        "similar of a year": f"{like}&taken_from={day[:4]}&taken_to={day[:4]}",
+        "similar of half the time": f"{like}&taken_from={middle}",
+        "similar, expanded": f"{like}&expand=alpha",
+        "similar, re-ranked": f"{like}&rerank=k-reciprocal",
+        "similar, augmented": f"{like}&augment=true",
+        "near-duplicates of one": f"{one}/near-duplicates",
+        "near-duplicates in a folder": f"/near-duplicates?folder={folder}",
+    }
+
+
+async def _routes(
+    process: subprocess.Popen[str], port: int, sample: list[Record], there: list[Record], seconds: float
+) -> dict[str, Any]:
+    """Milliseconds of each route, for one client that asks about another picture each time."""
+    choose, connection = random.Random(0), await _Connection.open(port)
+    days = sorted(record.taken[:10] for record in sample if record.taken) or ["2000-01-01"]
+    middle = days[len(days) // 2]
+    first = _questions(sample[0], sample[0], middle)
+    seen: dict[str, Any] = {}
+    for name in first if there else first.keys() - {"thumbnail", "file"}:
+        took, codes, size, end = list[float](), Counter[str](), 0, time.monotonic() + seconds
+        while len(took) < ASKED and time.monotonic() < end:
+            question = _questions(choose.choice(sample), choose.choice(there or sample), middle)[name]
+            started = time.monotonic()
+            code, headers = await connection.ask(f"/api/v1{question}", None)
+            took.append(1000 * (time.monotonic() - started))
+            codes[str(code)] += 1
+            size = max(size, int(headers["content-length"]))
+        seen[name] = {"count": len(took), "codes": dict(codes), "largest answer": size, **_percentiles(took)}
+        seen[name]["server MB"] = _resident(process)
+    await connection.close()
+    return seen
+
+
+def _percentiles(ms: list[float]) -> dict[str, float]:
+    return {f"p{q} ms": float(np.percentile(ms, q)) for q in (50, 99)}
+
+
 async def _load(
     process: subprocess.Popen[str], port: int, ids: list[str], uploads: float, clients: int, seconds: float
 ) -> tuple[dict[str, Any], list[float | None]]:
@@ -161,7 +216,7 @@ async def _load(
     codes: Counter[str] = Counter()
     counting = time.monotonic() + WARM
     end = counting + seconds
-    picture = _picture()
+    form = _form()
 
     async def client(seed: int) -> None:
         choose = random.Random(seed)
@@ -170,7 +225,7 @@ async def _load(
             kind = "upload" if choose.random() < uploads else "id"
             path = f"/api/v1/images/{choose.choice(ids)}/similar?k={K}" if kind == "id" else f"/api/v1/search?k={K}"
             started = time.monotonic()
-            code, headers = await connection.ask(path, picture if kind == "upload" else None)
+            code, headers = await connection.ask(path, form if kind == "upload" else None)
             if started >= counting:
                 codes[str(code)] += 1
                 if code == 200:
@@ -192,11 +247,7 @@ async def _load(
     watching = asyncio.create_task(watch())
     await asyncio.gather(*(client(seed) for seed in range(clients)))
     answered = sum(map(len, took.values()))
-    times = {
-        kind: {"count": len(ms), **{f"p{q} ms": float(np.percentile(ms, q)) for q in (50, 99)}}
-        for kind, ms in took.items()
-        if ms
-    }
+    times = {kind: {"count": len(ms), **_percentiles(ms)} for kind, ms in took.items() if ms}
     seen = {"requests/s": answered / seconds, "clients": clients, "codes": dict(sorted(codes.items())), **times}
     return seen, await watching
 
@@ -226,10 +277,7 @@ class _Connection:
         await self.writer.wait_closed()
 
 
-def _picture() -> bytes:
-    """A form with one JPEG of 256 x 192 pixels."""
-    noise = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(noise).resize((256, 192), Image.Resampling.BICUBIC).save(stream, "JPEG")
+def _form() -> bytes:
+    """A form with one picture."""
     head = b'--cooc\r\nContent-Disposition: form-data; name="image"; filename="q.jpg"\r\n\r\n'
-    return head + stream.getvalue() + b"\r\n--cooc--\r\n"
+    return head + picture(256, 192) + b"\r\n--cooc--\r\n"

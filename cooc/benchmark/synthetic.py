@@ -37,11 +37,18 @@ class Made:
 
 
 def make_index(
-    folder: Path, count: int, dim: int, seed: int = 0, recipe: str = "", say: Callable[[str], None] = lambda text: None
+    folder: Path,
+    count: int,
+    dim: int = 0,
+    seed: int = 0,
+    recipe: str = "",
+    graph: bool = True,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Made:
     """The index in FOLDER/.cooc and its vectors beside it; what was made there before is used again.
 
-    With a recipe it is an index like any other, whose pages can be looked at.
+    With a recipe, which says the dimension too, it is an index that can be served. `graph`: even where it is so small
+    that it is searched without one.
     """
     asked = {"vectors": count, "dim": dim, "seed": seed, "recipe": recipe}
     note, index, queries = folder / "made.json", folder / ".cooc", folder / "queries.npy"
@@ -61,6 +68,7 @@ def make_index(
     else:
         store = create_store(index, StoreMeta("none", {}, "none", "none", dim))
     with store:
+        dim = dim or store.meta.dim
         if store.meta.dim != dim:
             raise InputError(f"The vectors of {recipe} have {store.meta.dim} numbers, not {dim}.")
         say("making vectors")
@@ -74,8 +82,8 @@ def make_index(
         say("building the graph")
         started = time.perf_counter()
         store.compact()
-        if hasattr(store, "build_graph"):
-            store.build_graph()  # of a small index too, to compare it
+        if graph and hasattr(store, "build_graph"):
+            store.build_graph()
         seconds = {"adding": added, "building the graph": time.perf_counter() - started}
     seen = picture()
     for row in range(0, count, FOLDER):

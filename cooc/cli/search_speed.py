@@ -68,7 +68,7 @@ def measure_search(
     Both sides of each ratio are measured turn by turn in this process; opening and memory in a fresh one. Indexes and
     graphs that are in `folder` already are not built again.
     """
-    made = make_index(folder, count, dim, seed, recipe, say)
+    made = make_index(folder, count, dim, seed, recipe, say=say)
     vectors, queries = made.vectors, made.queries
     if not (folder / "empty").exists():
         create_store(folder / "empty", StoreMeta("none", {}, "none", "none", dim)).close()

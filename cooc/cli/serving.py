@@ -116,12 +116,15 @@ def serve(
 
 def bench_serve(
     images: Annotated[int, typer.Option(min=100, help="Made-up vectors in the index.")] = 100_000,
+    index: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Instead: an index, as `cooc bench search --keep` makes one.")
+    ] = None,
     clients: Annotated[int, typer.Option(min=1, help="That ask at the same time.")] = 50,
     seconds: Annotated[float, typer.Option(min=1, help="Of the mixture.")] = 60,
     uploads: Annotated[float, typer.Option(min=0, max=1, help="The part of requests that are uploads.")] = 0.1,
     recipe: RecipeOption = "paper-linear+size=256",
     device: DeviceOption = "auto",
-    results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where serving.json goes.")] = Path("results"),
+    results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where serving-SIZE.json goes.")] = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
     """Measure a server on this machine: the engine alone, search by id over HTTP, and a mixture with uploads."""
@@ -130,6 +133,7 @@ def bench_serve(
     with err.status("Measuring ...") as shown:
         options = Options(
             images=images,
+            index=index,
             recipe=recipe,
             clients=clients,
             seconds=seconds,
@@ -144,6 +148,9 @@ def bench_serve(
         return
     table = Table("", "per second", "p50 ms", "p99 ms", "answers", box=None, pad_edge=False)
     table.add_row("engine alone", f"{result['engine']['searches/s']:.0f}", "", "", "")
+    for name, one in result["routes"].items():
+        answers = ", ".join(f"{count} x {code}" for code, count in one["codes"].items())
+        table.add_row(name, "", f"{one['p50 ms']:.1f}", f"{one['p99 ms']:.1f}", answers)
     for name in ("by id", "mixed"):
         load = result[name]
         kinds = [load[kind] for kind in ("id", "upload") if kind in load]

@@ -21,6 +21,7 @@ from cooc.errors import CoocError, StoreDamagedError, StoreError, StoreLockedErr
 from cooc.store import FORMAT
 
 APPLICATION_ID = 0x636F6F63  # "cooc"
+CACHE = 1 << 16  # kB for who writes: ids come in any order, and SQLite's own 2 MB wrote a page to disk for each of them
 
 # A slot is the row of an image in the vector cache. It never changes what it holds: whatever changes a vector or an id
 # takes a new slot and leaves the old one in `removed`, until compacting gives all slots out anew under a new epoch.
@@ -69,6 +70,7 @@ def connect(folder: Path, *, write: bool = False) -> sqlite3.Connection:
             if write:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
+                connection.execute(f"PRAGMA cache_size = -{CACHE}")
             return connection
         except sqlite3.OperationalError as error:
             connection.close()
