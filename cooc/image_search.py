@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 from cooc import __version__, calibration, indexing
 from cooc.descriptor import Descriptor, DescriptorConfig
 from cooc.errors import InputError, StoreMissingError
-from cooc.images import Box
-from cooc.indexing import Progress, Report, Stop, relative_path
+from cooc.images import Box, Source
+from cooc.indexing import Engine, Here, Progress, Report, Stop
 from cooc.matching import Match, Options, Results, find_duplicates, find_matches, unit
 from cooc.recipes import find_recipe
+from cooc.sources import Entry, Folder, is_url, open_source
 from cooc.store import Filter, Record, Store, StoreMeta, Vectors, check_same
 from cooc.stores import create_store, is_folder, open_store, without_password
 from cooc.transfer import import_index, read_meta
@@ -70,7 +71,7 @@ class ImageSearch:
         self.store, self.meta = store, store.meta
         self.index_path = os.fspath(index)  # what opens it again
         self.index_name = without_password(self.index_path)  # what may be shown
-        self.root = _root(self.index_path, self.meta)
+        self.source = open_source(_root(self.index_path, self.meta))
         self.config = DescriptorConfig.from_dict(self.meta.config)
         self.calibration = calibration.find(self.config, self.meta.dim)
         self._device = device
@@ -143,6 +144,13 @@ class ImageSearch:
         return search
 
     @property
+    def root(self) -> Path:
+        """The folder of the pictures, where they lie in one."""
+        if not isinstance(self.source, Folder):
+            raise InputError(f"The pictures lie in {self.source.url!r}, in no folder of this machine.")
+        return self.source.root
+
+    @property
     def descriptor(self) -> Descriptor:
         """Loaded at first use, and checked to be the one that the vectors of the index come from."""
         with self._loading:
@@ -163,7 +171,7 @@ class ImageSearch:
 
     def _own_meta(self) -> StoreMeta:
         """With the hash that this version of cooc gives the configuration: settings may have come since it was kept."""
-        return replace(self.meta, config_hash=self.config.hash, root=str(self.root))
+        return replace(self.meta, config_hash=self.config.hash, root=self.source.url)
 
     def _check(self, other: StoreMeta) -> None:
         check_same(self._own_meta(), other, self.index_name)
@@ -172,25 +180,28 @@ class ImageSearch:
 
     def add(self, paths: Iterable[Path_], *, workers: int = 0, progress: Progress | None = None) -> Report:
         """Add these files, or replace what the index knows of them. Files that have not changed cost nothing."""
-        return indexing.add_files(self.store, self.root, self._get, paths, workers=workers, progress=progress)
+        return indexing.add_files(self.store, self.source, Here(self._get, workers), paths, progress=progress)
 
     def index(
         self,
         folders: Sequence[Path_],
         *,
         workers: int | None = None,
+        engine: Engine | None = None,
         keep_missing: bool = False,
         follow: bool = False,
         progress: Progress | None = None,
         stop: Stop | None = None,
     ) -> Report:
-        """Bring the index up to date with folders below its root: see `cooc.indexing.synchronise`."""
+        """Bring the index up to date with folders below its root: see `cooc.indexing.synchronise`.
+
+        `engine` is what describes; by default this process, with so many others that decode.
+        """
         return indexing.synchronise(
             self.store,
-            self.root,
-            self._get,
+            self.source,
+            engine or Here(self._get, workers),
             folders,
-            workers=workers,
             keep_missing=keep_missing,
             follow=follow,
             progress=progress,
@@ -237,7 +248,7 @@ class ImageSearch:
             plain = text.removeprefix("./").rstrip("/")
             if self.store.find([plain])[0] or next(self.store.records(Filter(prefix=plain), limit=1), None):
                 return plain
-        return relative_path(self.root, text)
+        return self.source.name(text)
 
     # questions
 
@@ -292,12 +303,12 @@ class ImageSearch:
     def vectors(self, ids: Sequence[str]) -> Vectors:
         return self.store.vectors(ids)
 
-    def file(self, id: str) -> Path:
-        """Where a picture of the index lies on this machine."""
+    def file(self, id: str) -> Source:
+        """A picture of the index, to be read from where it lies: a path, if that is on this machine."""
         (record,) = self.store.get([id])
         if record is None:
             raise InputError(f"There is no picture {id} in the index {self.index_name}: search again.")
-        return self.root / record.path
+        return self.source.picture(Entry(record.path, record.size, record.mtime_ns))
 
     def duplicates(self, threshold: float = NEAR_DUPLICATE, *, where: Filter | None = None) -> Iterator[list[Record]]:
         """Groups of pictures that are joined by similarities of at least `threshold`."""
@@ -306,7 +317,7 @@ class ImageSearch:
     def status(self) -> Status:
         return Status(
             index=self.index_name,
-            root=str(self.root),
+            root=self.source.url,
             recipe=self.meta.recipe,
             dim=self.meta.dim,
             images=len(self.store),
@@ -361,6 +372,8 @@ def _address(path: Path_) -> str | Path:
 
 def _keep_root(index: Path_, root: Path_ | None) -> str:
     """Relative to the index where that lies below the root: both may be moved together, or mounted elsewhere."""
+    if root is not None and is_url(root):
+        return open_source(root).url
     if not is_folder(index):
         if root is None:
             shown = without_password(os.fspath(index))
@@ -371,7 +384,9 @@ def _keep_root(index: Path_, root: Path_ | None) -> str:
     return os.path.relpath(pictures, folder) if folder.is_relative_to(pictures) else str(pictures)
 
 
-def _root(index: str, meta: StoreMeta) -> Path:
+def _root(index: str, meta: StoreMeta) -> Path_:
+    if meta.root is not None and is_url(meta.root):
+        return meta.root
     if not is_folder(index):
         return Path(meta.root or ".")
     return Path(os.path.abspath(Path(index) / (meta.root or "..")))  # noqa: PTH100

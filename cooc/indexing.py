@@ -246,10 +246,10 @@ class _Run:
             self.touches[file.name] = file.mtime_ns
         else:
             twins = [twin for twin in self.store.by_sha256(seen.sha256) if twin.path not in self.moves]
-            gone = next(self.source.absent(map(_entry, twins)), None)
+            gone = next((twin.path for twin in twins if self._is_missing(twin)), None)
             if gone is not None:
                 self.report.moved += 1
-                self.moves[gone.name] = file.name
+                self.moves[gone] = file.name
                 self.touches[file.name] = file.mtime_ns
             elif twins:
                 self.report.copied += 1
@@ -262,7 +262,7 @@ class _Run:
     def _take(self, seen: Examined, result: Vector | str) -> None:
         if isinstance(result, str):
             self._leave_out(seen.file.name, result, replace(seen, gone=True))
-        elif self._state(seen.file) != seen.file.state:
+        elif not self.source.steady and self._state(seen.file) != seen.file.state:
             self._leave_out(seen.file.name, CHANGED, seen)
         else:
             self.report.described += 1
@@ -273,6 +273,13 @@ class _Run:
             return self.source.state(file)
         except OSError:
             return None
+
+    def _is_missing(self, twin: Record) -> bool:
+        """Surely not there. What only cannot be reached (permission, a broken disk) may still be."""
+        try:
+            return self.source.state(_entry(twin)) is None
+        except OSError:
+            return False
 
     def _leave_out(self, name: str, reason: str, seen: Examined | None = None) -> None:
         """Report a bad file. If its content is bad, it is tried again when it has changed; else by the next run."""
@@ -297,8 +304,8 @@ class _Run:
             if name not in self.reached:
                 if next(self.store.records(where, limit=1), None) is not None:
                     self.report.notes.append(
-                        f"There are no pictures in {self.source.address(name)!r}, where the index knows some. Nothing was "
-                        "removed: is the disk mounted? If they are gone for good: cooc remove FOLDER"
+                        f"There are no pictures in {self.source.address(name)!r}, where the index knows some. Nothing "
+                        "was removed: is the disk mounted? If they are gone for good: cooc remove FOLDER"
                     )
                 continue
             for file in self.source.absent(self._ticking(where)) if not keep_missing else ():
@@ -434,7 +441,7 @@ def examine(source: Source, candidate: Candidate) -> Examined:
         if known is not None and known.sha256 == sha256:
             return Examined(file, known, sha256)
         info = image_info(picture)
-        if source.state(file) != file.state:
+        if not source.steady and source.state(file) != file.state:
             return Examined(file, known, problem=CHANGED)
     except OSError as error:
         return Examined(file, known, problem=_unreadable(error))

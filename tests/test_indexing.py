@@ -23,7 +23,7 @@ from cooc.benchmark.indexing import kill_and_resume
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreError, StoreLockedError
 from cooc.image_search import ImageSearch
-from cooc.indexing import relative_path
+from cooc.sources import relative_path
 from tests.tiny import RECIPE, descriptor, open_index, write_photos
 
 
