@@ -105,9 +105,9 @@ class StoreMeta:
     dim: int
     root: str | None = None
     cooc_version: str = ""
-    storage: str = "float32"  # one of STORAGES
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     format: int = FORMAT
+    storage: str = "float32"  # one of STORAGES
 
 
 def check_same(meta: StoreMeta, other: StoreMeta, index: str = "the index") -> None:

@@ -1,11 +1,13 @@
 """The files in an embedded index's `cache/`: what SQLite holds, laid out for searching. All of it may be deleted.
 
-    vectors-EPOCH.f32       a page of header, then row s = the vector of slot s; mapped into memory, never read whole
+    vectors-EPOCH.f32       a page of header, then row s = the vector of slot s; mapped into memory, never read whole.
+                            .float16 and .int8 where vectors are stored so
     ids-EPOCH.bin           row s = the 16 bytes of the id of slot s
     graph-EPOCH-N.hnsw      faiss's HNSW graph over the first N slots, without the vectors
 
 A slot never changes what it holds, and a new epoch begins whenever slots are given out anew. So these files only ever
-grow, any process may append to them, and a file of another epoch is simply not looked at.
+grow, any process may append to them, and a file of another epoch is simply not looked at. The smallest storages (int4,
+pq) have no files here: each process reads the codes into a temporary one, and there is no graph.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import mmap
 import os
 import sqlite3
 import struct
+import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.store import Vectors
+from cooc.stores._coding import Codes, Coding
 from cooc.stores._nearest import Graph, Ids, View
 from cooc.stores._rows import State, fetch, read_state
 
@@ -43,15 +47,15 @@ M, EF_CONSTRUCTION = 32, 80  # measured: as few distances at recall 0.95 as M=16
 EFFORTS = (100, 150, 200, 300, 400, 600, 900, 1400)
 RECALL = 0.97  # at 100, to be had when a graph is built
 
-Fetch = Callable[[int, int], tuple[Vectors, Ids]]  # slots [first, last) from SQLite; removed ones are zero
+Fetch = Callable[[int, int], tuple[Codes, Ids]]  # slots [first, last) from SQLite; of removed ones the id is zero
 _T = TypeVar("_T")
 
 
 class Cache:
     """The cache of one open index: gives the view of a connection's state, and renews it when that has moved."""
 
-    def __init__(self, folder: Path, dim: int) -> None:
-        self.folder, self.dim = folder, dim
+    def __init__(self, folder: Path, coding: Coding) -> None:
+        self.folder, self.coding = folder, coding
         self._mutex = threading.Lock()
         self._file: VectorFile | None = None
         self._graph: Graph | None = None
@@ -66,11 +70,11 @@ class Cache:
 
     def _renewed(self, connection: sqlite3.Connection, state: State) -> View:
         """Append what is missing on disk; what cannot be written there is held in memory."""
-        load = partial(fetch, connection, self.dim)
+        load = partial(fetch, connection, self.coding)
         file = self._file
         if file is None or file.epoch != state.epoch:
             self._forget()
-            self._file = file = attempt(lambda: VectorFile(self.folder, state.epoch, self.dim, load))
+            self._file = file = attempt(lambda: VectorFile(self.folder, state.epoch, self.coding, load))
         rows = 0
         if file is not None:
             if file.rows < state.slots:
@@ -84,16 +88,20 @@ class Cache:
             path, covered = self._graph_path(state), mapped[: state.graph]
             usable = 0 < state.graph <= rows
             self._graph = (
-                attempt(lambda: load_graph(path, state.graph_crc, state.graph_ef, covered)) if usable else None
+                attempt(lambda: load_graph(path, state.graph_crc, state.graph_ef, self.coding, covered))
+                if usable
+                else None
             )
-        return View(mapped, mapped_ids, tail, tail_ids, live, state.slots - state.removed, self._graph)
+        return View(self.coding, mapped, mapped_ids, tail, tail_ids, live, state.slots - state.removed, self._graph)
 
     def prepare(self, connection: sqlite3.Connection, epoch: str, slots: int) -> None:
         """Write the vectors of an epoch that is yet to be committed."""
-        load = partial(fetch, connection, self.dim)
+        if self.coding.small:
+            return
+        load = partial(fetch, connection, self.coding)
 
         def write() -> None:
-            with closing(VectorFile(self.folder, epoch, self.dim, load)) as file:
+            with closing(VectorFile(self.folder, epoch, self.coding, load)) as file:
                 file.extend(slots, load)
 
         attempt(write)
@@ -105,12 +113,13 @@ class Cache:
         if view.graph is not None and view.graph.size == size:
             return size, state.graph_crc, state.graph_ef, state.epoch
         base = self._graph_path(state) if view.graph is not None else None
-        return size, *build_graph(self._graph_path(state._replace(graph=size)), view.mapped, base), state.epoch
+        vectors = self.coding.decode(view.mapped)
+        return size, *build_graph(self._graph_path(state._replace(graph=size)), vectors, base), state.epoch
 
     def clean(self, connection: sqlite3.Connection) -> None:
         """Delete the files of former epochs. Who still searches there has them open, and keeps them."""
         state = read_state(connection)
-        keep = {f"vectors-{state.epoch}.f32", f"ids-{state.epoch}.bin", self._graph_path(state).name, "lock"}
+        keep = {file_name(self.coding, state.epoch), f"ids-{state.epoch}.bin", self._graph_path(state).name, "lock"}
         for path in self.folder.glob("*"):
             if path.name not in keep:
                 path.unlink(missing_ok=True)
@@ -139,13 +148,20 @@ def attempt(work: Callable[[], _T]) -> _T | None:
         return None
 
 
-class VectorFile:
-    """The mapped vectors and ids of one epoch. Once open they stay valid, whatever others do to the folder."""
+def file_name(coding: Coding, epoch: str) -> str:
+    return f"vectors-{epoch}.{'f32' if coding.plain else coding.name}"
 
-    def __init__(self, folder: Path, epoch: str, dim: int, fetch: Fetch) -> None:
+
+class VectorFile:
+    """The mapped codes and ids of one epoch. Once open they stay valid, whatever others do to the folder."""
+
+    def __init__(self, folder: Path, epoch: str, coding: Coding, fetch: Fetch) -> None:
         """Open the files, or begin new ones where they are missing, damaged, or not what `fetch` says."""
-        self.folder, self.epoch, self.dim = folder, epoch, dim
+        self.folder, self.epoch, self.coding = folder, epoch, coding
         self._files: tuple[int, ...] = ()
+        if coding.small:
+            self._begin_unnamed()
+            return
         self._open()
         if not self._trusted(fetch):
             with _locked(folder, wait=True):
@@ -167,17 +183,18 @@ class VectorFile:
             return -1
         magic, epoch, dim, rows = HEADER.unpack(data[:-4])
         vectors, ids = (os.fstat(file).st_size for file in self._files)
-        fits = vectors >= PAGE + rows * dim * 4 and ids >= rows * 16
-        return int(rows) if (magic, epoch, dim) == (MAGIC, self.epoch.encode(), self.dim) and fits else -1
+        fits = vectors >= PAGE + rows * self.coding.width and ids >= rows * 16
+        return int(rows) if (magic, epoch, dim) == (MAGIC, self.epoch.encode(), self.coding.dim) and fits else -1
 
-    def map(self, rows: int) -> tuple[Vectors, Ids]:
+    def map(self, rows: int) -> tuple[Codes, Ids]:
         """The first `rows` rows. Pages are read when they are touched, and shared with every other process."""
+        width = self.coding.width
         if rows <= 0:
-            return np.empty((0, self.dim), np.float32), np.empty((0, 16), np.uint8)
-        vectors = mmap.mmap(self._files[0], PAGE + rows * self.dim * 4, access=mmap.ACCESS_READ)
+            return np.empty((0, width), np.uint8), np.empty((0, 16), np.uint8)
+        codes = mmap.mmap(self._files[0], PAGE + rows * width, access=mmap.ACCESS_READ)
         ids = mmap.mmap(self._files[1], rows * 16, access=mmap.ACCESS_READ)
         return (
-            np.frombuffer(vectors, np.float32, rows * self.dim, PAGE).reshape(rows, self.dim),
+            np.frombuffer(codes, np.uint8, rows * width, PAGE).reshape(rows, width),
             np.frombuffer(ids, np.uint8, rows * 16).reshape(rows, 16),
         )
 
@@ -187,16 +204,16 @@ class VectorFile:
             first = self.rows
             while 0 <= first < last:
                 stop = min(first + CHUNK, last)
-                vectors, ids = fetch(first, stop)
+                codes, ids = fetch(first, stop)
                 _write(self._files[1], ids.tobytes(), first * 16)
-                _write(self._files[0], vectors.tobytes(), PAGE + first * self.dim * 4)
-                for file in self._files:
+                _write(self._files[0], codes.tobytes(), PAGE + first * self.coding.width)
+                for file in () if self.coding.small else self._files:
                     os.fdatasync(file)
                 _write(self._files[0], self._header(stop), 0)
                 first = stop
 
     def _paths(self) -> tuple[Path, Path]:
-        return self.folder / f"vectors-{self.epoch}.f32", self.folder / f"ids-{self.epoch}.bin"
+        return self.folder / file_name(self.coding, self.epoch), self.folder / f"ids-{self.epoch}.bin"
 
     def _open(self) -> None:
         self.close()
@@ -209,10 +226,10 @@ class VectorFile:
     def _trusted(self, fetch: Fetch) -> bool:
         """A look at a few rows: enough to catch a file of another history; `Store.verify` compares them all."""
         rows = self.rows
-        vectors, ids = self.map(rows)
+        codes, ids = self.map(rows)
         for slot in {rows - 1, *range(0, rows, max(1, rows // 16))} if rows > 0 else ():
-            (vector,), (name,) = fetch(slot, slot + 1)
-            if vector.any() and not (np.array_equal(vector, vectors[slot]) and np.array_equal(name, ids[slot])):
+            (code,), (name,) = fetch(slot, slot + 1)
+            if name.any() and not (np.array_equal(code, codes[slot]) and np.array_equal(name, ids[slot])):
                 return False
         return rows >= 0
 
@@ -223,24 +240,27 @@ class VectorFile:
             new.write_bytes(data)
             new.replace(path)
 
+    def _begin_unnamed(self) -> None:
+        """Files that only this process sees, and that are gone when it ends."""
+        for data in (self._header(0).ljust(PAGE, b"\0"), b""):
+            with tempfile.TemporaryFile() as file:
+                self._files += (os.dup(file.fileno()),)
+            _write(self._files[-1], data, 0)
+
     def _header(self, rows: int) -> bytes:
-        data = HEADER.pack(MAGIC, self.epoch.encode(), self.dim, rows)
+        data = HEADER.pack(MAGIC, self.epoch.encode(), self.coding.dim, rows)
         return data + zlib.crc32(data).to_bytes(4, "little")
 
 
-def load_graph(path: Path, crc: int, ef: int, vectors: Vectors) -> Graph:
-    """The graph in `path` over these mapped vectors. A damaged one is an OSError: following it could end anywhere."""
+def load_graph(path: Path, crc: int, ef: int, coding: Coding, codes: Codes) -> Graph:
+    """The graph in `path` over these mapped codes. A damaged one is an OSError: following it could end anywhere."""
     if _crc(path) != crc:
         raise OSError(f"{path} is damaged")
     with path.open("rb") as file:
         index = faiss.read_index(faiss.PyCallbackIOReader(file.read), faiss.IO_FLAG_SKIP_STORAGE)
-    storage = faiss.IndexFlatIP(vectors.shape[1])
-    storage.codes = faiss.MaybeOwnedVectorUInt8.create_view(
-        faiss.swig_ptr(vectors.view(np.uint8)), vectors.nbytes, storage.codes.owner
-    )
-    storage.ntotal = len(vectors)
+    storage = coding.borrow(codes)
     index.storage, index.own_fields = storage, False
-    return Graph(index, storage, vectors, ef)
+    return Graph(index, storage, codes, ef)
 
 
 def build_graph(path: Path, vectors: Vectors, base: Path | None) -> tuple[int, int]:

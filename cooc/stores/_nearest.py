@@ -12,17 +12,17 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from cooc.store import Vectors
+from cooc.stores._coding import Codes, Coding
 
 Slots = NDArray[np.int64]
 Ids = NDArray[np.uint8]  # (n, 16)
-_Number = TypeVar("_Number", np.float32, np.uint8)
 
 SLACK = 2e-6  # more than float32 products of unit vectors are ever off by
 SPARE = 8  # candidates beyond k: enough unless there are many copies of a picture
@@ -34,11 +34,11 @@ _scanning = threading.Lock()  # a scan uses all cores: threads that scan side by
 
 @dataclass(frozen=True)
 class Graph:
-    """An HNSW graph over the first `size` slots. It borrows the mapped vectors: no second copy in memory."""
+    """An HNSW graph over the first `size` slots. It borrows the mapped codes: no second copy in memory."""
 
     index: faiss.IndexHNSW
-    storage: faiss.IndexFlat
-    vectors: Vectors  # keeps the mapping alive
+    storage: faiss.IndexFlatCodes
+    codes: Codes  # keeps the mapping alive
     ef: int  # nodes to keep in sight for 100 results, found when the graph was built
 
     @property
@@ -63,15 +63,19 @@ class _Wanted(NamedTuple):
 class View:
     """Slots 0..n-1 of one committed state: first those in the mapped file, then those not yet written there."""
 
-    mapped: Vectors
+    coding: Coding
+    mapped: Codes
     mapped_ids: Ids
-    tail: Vectors
+    tail: Codes
     tail_ids: Ids
     live: NDArray[np.bool_]  # (n,)
     count: int  # of live slots
     graph: Graph | None = None
 
     def vectors(self, slots: Slots) -> Vectors:
+        return self.coding.decode(self.codes(slots))
+
+    def codes(self, slots: Slots) -> Codes:
         return _take(self.mapped, self.tail, slots)
 
     def ids(self, slots: Slots) -> Ids:
@@ -107,7 +111,7 @@ class View:
         """The `fetch` best of the given slots, dead ones among them if none are given."""
         scores, found = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
         for rows, first in self._blocks(slots):
-            block_scores, block_rows = _top(queries, rows, min(fetch, len(rows)))
+            block_scores, block_rows = _top(self.coding, queries, rows, min(fetch, len(rows)))
             block_slots = block_rows + first if isinstance(first, int) else first[block_rows]
             scores, found = np.hstack([scores, block_scores]), np.hstack([found, block_slots])
             if scores.shape[1] > fetch:
@@ -115,13 +119,13 @@ class View:
                 scores, found = np.take_along_axis(scores, keep, 1), np.take_along_axis(found, keep, 1)
         return scores, found
 
-    def _blocks(self, slots: Slots | None) -> Iterable[tuple[Vectors, int | Slots]]:
+    def _blocks(self, slots: Slots | None) -> Iterable[tuple[Codes, int | Slots]]:
         if slots is None:
             yield from ((rows, first) for rows, first in ((self.mapped, 0), (self.tail, len(self.mapped))) if len(rows))
         else:
             for start in range(0, len(slots), BLOCK):
                 part = slots[start : start + BLOCK]
-                yield self.vectors(part), part
+                yield self.codes(part), part
 
     @cached_property
     def _living(self) -> _Wanted:
@@ -184,7 +188,7 @@ class View:
         )
 
 
-def _take(mapped: NDArray[_Number], tail: NDArray[_Number], slots: Slots) -> NDArray[_Number]:
+def _take(mapped: Codes, tail: Codes, slots: Slots) -> Codes:
     if not len(tail):
         return mapped[slots]
     rows = np.empty((len(slots), mapped.shape[1]), mapped.dtype)
@@ -193,10 +197,13 @@ def _take(mapped: NDArray[_Number], tail: NDArray[_Number], slots: Slots) -> NDA
     return rows
 
 
-def _top(queries: Vectors, rows: Vectors, k: int) -> tuple[Vectors, Slots]:
+def _top(coding: Coding, queries: Vectors, codes: Codes, k: int) -> tuple[Vectors, Slots]:
     """The k best rows for each query, in any order."""
     with _scanning:
-        return _scan_all(queries, rows, k)
+        if coding.plain:
+            return _scan_all(queries, coding.decode(codes), k)
+        scores, found = coding.borrow(codes).search(queries, k)
+        return scores, found
 
 
 def _scan_all(queries: Vectors, rows: Vectors, k: int) -> tuple[Vectors, Slots]:
