@@ -43,9 +43,10 @@ class Activations(nn.Module):
     def __init__(self, network: nn.Module, backbone: Backbone, layer: str) -> None:
         super().__init__()
         self.network = network.eval().requires_grad_(False)
+        self.layout = _layout(network)
         for parameter in self.network.parameters():
             if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+                parameter.data = parameter.data.contiguous(memory_format=self.layout)
         self.layer = layer
         self.channels, self.stride = backbone.layers[layer]
         self.register_buffer("mean", torch.tensor(backbone.mean).view(1, 3, 1, 1), persistent=False)
@@ -64,7 +65,7 @@ class Activations(nn.Module):
         x = images.to(self.mean.device)
         x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
         x = ((x - self.mean) / self.std).to(next(self.network.parameters()).dtype)
-        out: Tensor = self.network(x.contiguous(memory_format=torch.channels_last))
+        out: Tensor = self.network(x.contiguous(memory_format=self.layout))
         return out.contiguous()  # (B, C, H', W')
 
 
@@ -126,7 +127,34 @@ def build_backbone(
             network.load_state_dict({key: weights[key] for key in wanted if key in weights}, strict=False)
         except RuntimeError as error:
             raise WeightsError(f"These weights are not for {name}: {error}") from error
-    return Activations(network.to(dtype), backbone, layer or next(iter(backbone.layers))).to(device)
+    if name in BACKBONES:
+        fold_batch_norms(network)
+    return Activations(network.to(device, dtype), backbone, layer or next(iter(backbone.layers))).to(device)
+
+
+def fold_batch_norms(network: nn.Module) -> None:
+    """Put every batch norm into the convolution before it: the same function, and one pass over the maps less.
+
+    In the networks below a batch norm always follows, as a child of the same module, the convolution that feeds it.
+    """
+    for module in network.modules():
+        before: nn.Module | None = None
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.BatchNorm2d) and isinstance(before, nn.Conv2d):
+                assert child.running_mean is not None and child.running_var is not None
+                scale = child.weight.data / (child.running_var + child.eps).sqrt()
+                before.weight.data = before.weight.data * scale[:, None, None, None]
+                before.bias = nn.Parameter(child.bias.data - child.running_mean * scale)
+                setattr(module, name, nn.Identity())
+            before = child
+
+
+def _layout(network: nn.Module) -> torch.memory_format:
+    """Channels-last is the faster one, but for depthwise convolutions on a GPU: in that layout PyTorch always gives
+    them to cuDNN, whose kernels for them are slow and planned anew for each shape; in the other it has its own."""
+    grouped = any(isinstance(module, nn.Conv2d) and module.groups > 1 for module in network.modules())
+    on_gpu = any(parameter.is_cuda for parameter in network.parameters())
+    return torch.contiguous_format if grouped and on_gpu else torch.channels_last
 
 
 # The networks
@@ -197,11 +225,11 @@ class SameConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
-        padding: list[int] = []
-        for n in (x.shape[-1], x.shape[-2]):
-            total = max((-(-n // stride) - 1) * stride + kernel - n, 0)
-            padding += [total // 2, total - total // 2]
-        return super().forward(nn.functional.pad(x, padding))
+        total = [max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[2:]]
+        if any(n % 2 for n in total):  # what is the same on both sides costs no copy
+            x = nn.functional.pad(x, (0, total[1] % 2, 0, total[0] % 2))
+        half = [n // 2 for n in total]
+        return nn.functional.conv2d(x, self.weight, self.bias, self.stride, half, self.dilation, self.groups)
 
 
 class LiteBlock(nn.Module):
