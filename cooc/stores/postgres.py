@@ -305,7 +305,7 @@ class PostgresStore:
         effort = _state(connection).effort
         condition, values = _matching(where)
         if effort and values:
-            count = f"SELECT count(*) FROM (SELECT FROM images WHERE {condition} LIMIT %s) some"
+            count = f"SELECT count(*) FROM (SELECT FROM images WHERE {condition} LIMIT %s) passing"
             row = connection.execute(count, (*values, MATCHING)).fetchone()
             effort = effort if row == (MATCHING,) else 0
         return effort
