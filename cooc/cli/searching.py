@@ -109,7 +109,7 @@ def search(
                 html = Path(tempfile.mkdtemp(prefix="cooc-")) / "search.html"
             if html is not None:
                 with _replacing(html) as stream:
-                    stream.write(showing.page(answers, found.root, str(found.index_path)).encode())
+                    stream.write(showing.page(answers, found.root, found.index_name).encode())
                 err.print(f"Written: {html}", markup=False)
             if open_:
                 typer.launch(str(html))

@@ -93,8 +93,7 @@ def create_store(address: str, meta: StoreMeta) -> PostgresStore:
     where = Address.parse(address)
     if meta.dim > DIMENSIONS:
         raise InputError(f"pgvector holds up to {DIMENSIONS} dimensions, not {meta.dim}: use another recipe or engine.")
-    if meta.storage != "float32":
-        raise InputError(f"An index on PostgreSQL keeps float32, not {meta.storage}: leave the storage out.")
+    meta = replace(meta, storage="float32")  # whatever it comes from
     schema = sql.Identifier(where.schema)
     server = Server(where)
     try:
