@@ -81,6 +81,9 @@ def find_matches(
     wanted = options.offset + options.k
     reordered = options.augment or options.rerank not in (None, "none")
     ids = _nearest(store, asked, max(wanted, SHORTLIST) if reordered else wanted, options.where, without)
+    first = options.offset
+    if first and not reordered and options.min_score is None:  # all that is looked up is the page that was asked for,
+        ids, first = ids[:1] + ids[first:], 1  # and the best one, which tells whether there is a match
     ids, vectors = _still_there(store, ids)
     if options.augment and ids:
         order = np.argsort(-(_augmented(store, ids, vectors, options.where) @ asked[0]), kind="stable")
@@ -97,7 +100,7 @@ def find_matches(
     ]
     best = max((match.probability or 0.0 for match in matches), default=0.0)
     no_match = curve is not None and best < THRESHOLD
-    return Results(matches[options.offset : wanted], no_match, query, time.monotonic() - started)
+    return Results(matches[first : first + options.k], no_match, query, time.monotonic() - started)
 
 
 def _nearest(store: Store, query: Vectors, k: int, where: Filter | None, without: str | None) -> list[str]:

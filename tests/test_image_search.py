@@ -95,7 +95,7 @@ def test_expansion_and_reranking_are_those_of_the_arrays(search: ImageSearch, ph
 
 
 def test_pages_follow_one_another(search: ImageSearch, photos: Path) -> None:
-    for options in ({}, {"expand": "alpha"}, {"rerank": "superglobal"}):
+    for options in ({}, {"expand": "alpha"}, {"rerank": "superglobal"}, {"min_score": -1.0}):
         whole = search.search(photos / "00.jpg", k=12, **options).matches
         parts = [search.search(photos / "00.jpg", k=5, offset=offset, **options).matches for offset in (0, 5, 10)]
         assert [m.id for part in parts for m in part][:12] == [m.id for m in whole]
