@@ -141,7 +141,8 @@ def fold_batch_norms(network: nn.Module) -> None:
         before: nn.Module | None = None
         for name, child in list(module.named_children()):
             if isinstance(child, nn.BatchNorm2d) and isinstance(before, nn.Conv2d):
-                assert child.running_mean is not None and child.running_var is not None
+                assert child.running_mean is not None
+                assert child.running_var is not None
                 scale = child.weight.data / (child.running_var + child.eps).sqrt()
                 before.weight.data = before.weight.data * scale[:, None, None, None]
                 before.bias = nn.Parameter(child.bias.data - child.running_mean * scale)

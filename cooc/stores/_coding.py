@@ -3,13 +3,13 @@
     float32     4 bytes for each number, as described
     float16     2
     int8        1: 256 levels from -12 to 12 standard deviations of a whitened vector's numbers
-    int4        1/2: 16 levels, one third of a standard deviation apart
+    int4        1/2: 16 levels, 0.38 standard deviations apart
     pq          1/4: product quantisation, 256 centroids for every four numbers
 
 Nothing is learned from an index: whitening makes the numbers of a vector alike, close to normal with variance 1/D, so
 levels and centroids are those of the normal distribution, for the first picture as for the millionth. faiss reads these
-codes as they are. Products with coarse codes come out too small by the share of a vector that is lost; `GAIN` puts
-that right, so that scores mean the same whatever the storage.
+codes as they are. The product of a vector with its coarse code would be less than 1, by the share that is lost; so the
+vector is lengthened by as much before it is coded, and scores mean the same whatever the storage.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from cooc.store import STORAGES, Vectors
 Codes = NDArray[np.uint8]  # (n, width)
 
 KINDS = {"float16": "QT_fp16", "int8": "QT_8bit_uniform", "int4": "QT_4bit_uniform"}
-RANGES = {"float16": (), "int8": (-12.0, 24.0), "int4": (-8 * 0.3352, 15 * 0.3352)}  # lowest, width; of unit variance
-GAIN = {"int4": 1 / 0.98925, "pq": 1 / 0.90235}  # by 1 - the mean square error for normal numbers
-LEAST = {"float32": 0.999, "float16": 0.999, "int8": 0.99, "int4": 0.95, "pq": 0.9}  # cosine of a vector and its code
+RANGES = {"float16": (), "int8": (-12.0, 24.0), "int4": (-8 * 0.38, 15 * 0.38)}  # lowest, width; of unit variance
+OFF = {"float16": 0.01, "int8": 0.02, "int4": 0.1, "pq": 0.3}  # that the product of a vector and its code may be
 GROUP = 4  # numbers that share a centroid
+KEPT = 0.90235  # of a normal vector by its centroids; these are longer by as much
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Coding:
     @cached_property
     def width(self) -> int:
         """Bytes of a vector."""
-        return int(self._encoder.sa_code_size())
+        return int(self._quantiser.sa_code_size())
 
     @property
     def blank(self) -> int:
@@ -69,20 +69,27 @@ class Coding:
     def encode(self, vectors: Vectors) -> Codes:
         if self.plain:
             return vectors.astype("<f4", copy=False).view(np.uint8)
-        codes: Codes = self._encoder.sa_encode(vectors)
-        decoded = self.unit(codes)
-        if len(codes) and (worst := float(np.einsum("nd,nd->n", vectors, decoded).min())) < LEAST[self.name]:
+        kept: Vectors | float = KEPT
+        if self.name != "pq":
+            kept = np.maximum(self._product(vectors, self._quantiser.sa_encode(vectors)), 0.1)[:, None]
+        codes: Codes = self._quantiser.sa_encode((vectors / kept).astype(np.float32))
+        off = np.abs(self._product(vectors, codes) - 1)
+        if len(off) and off.max() > OFF[self.name]:
             raise InputError(
-                f"These vectors are too uneven to be stored as {self.name}: one has a cosine of {worst:.3f} with its "
-                "code. Use a recipe with whitening, or --storage float16."
+                f"These vectors are too uneven to be stored as {self.name}: one has a product of "
+                f"{1 - off.max():.2f} with its code. Use a recipe with whitening, or --storage float16."
             )
         return codes
+
+    def _product(self, vectors: Vectors, codes: Codes) -> Vectors:
+        product: Vectors = np.einsum("nd,nd->n", vectors, self.decode(codes))
+        return product
 
     def decode(self, codes: Codes) -> Vectors:
         """As they are searched: of length 1 but for the rounding."""
         if self.plain:
             return codes.view("<f4").astype(np.float32, copy=False)
-        vectors: Vectors = self._decoder.sa_decode(np.ascontiguousarray(codes))
+        vectors: Vectors = self._quantiser.sa_decode(np.ascontiguousarray(codes))
         return vectors
 
     def unit(self, codes: Codes) -> Vectors:
@@ -91,28 +98,24 @@ class Coding:
 
     def borrow(self, codes: Codes) -> faiss.IndexFlatCodes:
         """A faiss index over these codes where they lie. They must outlive it."""
-        index = _quantiser(self.name, self.dim, GAIN.get(self.name, 1.0))
+        index = quantiser(self.name, self.dim)
         index.codes = faiss.MaybeOwnedVectorUInt8.create_view(faiss.swig_ptr(codes), codes.nbytes, index.codes.owner)
         index.ntotal = len(codes)
         return index
 
     @cached_property
-    def _encoder(self) -> faiss.IndexFlatCodes:
-        return _quantiser(self.name, self.dim, 1.0)
-
-    @cached_property
-    def _decoder(self) -> faiss.IndexFlatCodes:
-        return _quantiser(self.name, self.dim, GAIN.get(self.name, 1.0))
+    def _quantiser(self) -> faiss.IndexFlatCodes:
+        return quantiser(self.name, self.dim)
 
 
-def _quantiser(name: str, dim: int, gain: float) -> faiss.IndexFlatCodes:
+def quantiser(name: str, dim: int) -> faiss.IndexFlatCodes:
     """An empty faiss index that needs no training any more."""
-    scale = gain / np.sqrt(dim)
+    scale = dim**-0.5
     if name == "float32":
         return faiss.IndexFlatIP(dim)
     if name == "pq":
         index = faiss.IndexPQ(dim, dim // GROUP, 8, faiss.METRIC_INNER_PRODUCT)
-        centroids = np.tile(_centroids().ravel() * scale, dim // GROUP).astype(np.float32)
+        centroids = np.tile(_centroids().ravel() * scale / KEPT, dim // GROUP).astype(np.float32)
         faiss.copy_array_to_vector(centroids, index.pq.centroids)
     else:
         kind = getattr(faiss.ScalarQuantizer, KINDS[name])
