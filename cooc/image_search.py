@@ -87,10 +87,16 @@ class ImageSearch:
         *,
         recipe: str = DEFAULT_RECIPE,
         root: Path_ | None = None,
+        storage: str = "float32",
         device: str = "auto",
         descriptor: Descriptor | None = None,
     ) -> Self:
-        """A new index, open for writing. Its pictures lie below `root`: by default the folder that it lies in."""
+        """A new index, open for writing. Its pictures lie below `root`: by default the folder that it lies in.
+
+        `storage`: how vectors are kept, see docs/index-format.md; smaller ones than float32 in a folder only.
+        """
+        if storage != "float32" and not is_folder(path):
+            raise InputError(f"Storage {storage} is for an index in a folder; a server keeps float32.")
         config = _lasting(descriptor.config.replace(dtype="auto") if descriptor else find_recipe(recipe).config)
         descriptor = descriptor or Descriptor(config, device=device)
         meta = StoreMeta(
@@ -101,6 +107,7 @@ class ImageSearch:
             dim=descriptor.dim,
             root=_keep_root(path, root),
             cooc_version=__version__,
+            storage=storage,
         )
         return cls(create_store(_address(path), meta), path, device=device, descriptor=descriptor)
 
