@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from numpy.typing import NDArray
 from PIL import Image
 
+from cooc.api import impatient
 from cooc.calibration import Calibration
 from cooc.descriptor import Descriptor
 from cooc.image_search import ImageSearch
@@ -84,7 +85,8 @@ def encoded(image: Image.Image, form: str = "PNG") -> bytes:
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
     """The application on a free port of this machine: its address."""
-    config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    http = impatient(app.state.services.settings.head_seconds)
+    config = uvicorn.Config(app, port=0, http=http, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

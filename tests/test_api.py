@@ -17,6 +17,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -465,6 +466,26 @@ def test_slow_requests_are_cut_off(serve: Callable[..., httpx.Client]) -> None:
         answer = connection.makefile("rb").read()  # until the server closes it
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"took longer" in answer
+
+
+def test_requests_that_never_begin(serve: Callable[..., httpx.Client]) -> None:
+    """Two hundred connections whose first lines never end, new or kept from an earlier request: hung up on."""
+    client = serve(head_seconds=2.0)
+    host = urlsplit(str(client.base_url))
+    with ExitStack() as opened:
+        slow = []
+        for number in range(200):
+            connection = opened.enter_context(socket.create_connection((host.hostname, host.port), timeout=30))
+            if number % 2:
+                connection.sendall(f"GET {API}/health HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                while not connection.recv(65536).endswith(b"}"):
+                    pass
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+            slow.append(connection)
+        assert client.get(f"{API}/status").status_code == 200  # it has time for others
+        for connection in slow:
+            assert not connection.recv(1)  # the end, without an answer
+    assert client.get(f"{API}/status").status_code == 200
 
 
 def test_broken_forms(client: httpx.Client) -> None:

@@ -1,6 +1,6 @@
 """The page and the REST API over one `ImageSearch`.
 
-uvicorn.run(create_app(ImageSearch.open("photos/.cooc")))       what `cooc serve` does
+uvicorn.run(create_app(ImageSearch.open("photos/.cooc")), http=impatient(10))       what `cooc serve` does
 
 settings.py     what may be done, by whom, and how much of it
 schemas.py      what goes in and out, as OpenAPI shows it
@@ -9,6 +9,7 @@ pictures.py     files of the index, and small versions of them
 indexing.py     one indexing run at a time, with its progress
 security.py     who may ask: token, host, origin; headers; nothing inside shows outside
 limits.py       how much may be asked: rates, sizes, times, bounded pools
+connections.py  how long a server waits for a request to begin
 metrics.py      numbers for Prometheus, lines for the log
 """
 
@@ -25,12 +26,13 @@ from starlette.types import Receive, Scope, Send
 
 from cooc import __version__
 from cooc.api import metrics, routes, security
+from cooc.api.connections import impatient
 from cooc.api.limits import BodyLimits
 from cooc.api.routes import Services
 from cooc.api.settings import Settings
 from cooc.image_search import ImageSearch
 
-__all__ = ["Settings", "create_app"]
+__all__ = ["Settings", "create_app", "impatient"]
 
 DESCRIPTION = """Find the pictures of a collection that show the same thing as a picture, or as a part of one.
 

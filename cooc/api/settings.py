@@ -23,6 +23,7 @@ class Settings:
     upload_pixels: int = 80_000_000  # of one picture
     upload_images: int = 8
     upload_seconds: float = 30.0  # for a whole request to arrive
+    head_seconds: float = 10.0  # for its first lines; what serves the application has to see to that (`impatient`)
 
     rate: float = 50.0  # requests of one client in a second, on average; 0 does not limit
     burst: int = 400  # requests that it may send at once: a page of thumbnails

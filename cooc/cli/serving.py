@@ -86,7 +86,7 @@ def serve(
     try:
         import uvicorn
 
-        from cooc.api import create_app
+        from cooc.api import create_app, impatient
     except ImportError as error:
         raise InputError(f"Serving needs {error.name}: pip install 'cooc[serve]'.") from error
     from cooc.image_search import ImageSearch
@@ -96,6 +96,7 @@ def serve(
         search.descriptor  # noqa: B018 (so that the first request does not wait for it)
         config = uvicorn.Config(
             create_app(search, settings),
+            http=impatient(settings.head_seconds),
             host=host,
             port=port,
             access_log=False,  # ours holds no queries
