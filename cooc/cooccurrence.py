@@ -19,6 +19,9 @@ which costs O(C H W) where the convolution costs O(C^2 S^2 H W). Nobody should r
 it remains for learned filters (section 5 of the paper), in full or as direct + low rank.
 
 Tensors are (B, C, H, W). The threshold is the mean of *each image*, so a result never depends on the rest of the batch.
+
+On a GPU, where no gradient is needed, each of these is a fused kernel of cooc.kernels with the same result; what is
+written here is the reference, and what runs everywhere else.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from cooc import kernels
 from cooc.errors import InputError, UnknownNameError
 
 __all__ = [
@@ -49,6 +53,7 @@ __all__ = [
 
 FORMS = ("direct", "learned", "factored")
 EPS = 1e-10  # the diagonal of F in Algorithm 1
+THRESHOLDS = ("mean", "a number", "a tensor (B,)")
 
 Threshold = str | float | Tensor
 
@@ -61,16 +66,27 @@ def cooccurrence(
     threshold: "mean" of each image, a number, or one number for each image (B,). window_mean=True divides by S^2 as the
     authors' code does; L2 normalisation removes that factor, a learning rate does not.
     """
-    rho, a = _threshold(A, threshold)
     _check_radius(radius)
+    if kernels.usable(A):
+        levels = _levels(A, threshold)
+        fused = kernels.cooccurrence(A, radius, levels, eps, _normaliser(A, radius, window_mean))
+        if fused is not None:
+            return fused
+    rho, a = _threshold(A, threshold)
     others = torch.sub(a.sum(1, keepdim=True), a, alpha=1 - eps)  # (B, C, H, W): all channels but k itself
     return box_sum(others, radius).mul_(rho).div_(_normaliser(A, radius, window_mean)).to(A.dtype)
 
 
 def cooccurrence_learned(A: Tensor, filter: Tensor, threshold: Threshold = "mean", window_mean: bool = False) -> Tensor:
     """C_T with a filter F (C, C, S, S) of its own: rho * conv2d(A * rho, F) / (C-1) (Eq. 6, Algorithm 1)."""
-    rho, a = _threshold(A, threshold, accumulate=False)
+    _check_maps(A)
     radius = _filter_radius(filter, A.shape[1])
+    if kernels.usable(A, filter):
+        levels = _levels(A, threshold)
+        fused = kernels.cooccurrence_learned(A, filter, levels, _normaliser(A, radius, window_mean))
+        if fused is not None:
+            return fused
+    rho, a = _threshold(A, threshold, accumulate=False)
     together = F.conv2d(a, filter.to(a.dtype), padding=radius)  # (B, C, H, W)
     return rho * together / _normaliser(A, radius, window_mean)
 
@@ -84,8 +100,14 @@ def cooccurrence_factored(
     window_mean: bool = False,
 ) -> Tensor:
     """C_T with F = direct + left @ right: left (C, R), right (R, C, S, S). C/R times cheaper than a full filter."""
-    rho, a = _threshold(A, threshold, accumulate=False)
+    _check_maps(A)
     radius = _filter_radius(right, A.shape[1], left)
+    if kernels.usable(A, left, right):
+        levels = _levels(A, threshold)
+        fused = kernels.cooccurrence_factored(A, left, right, levels, eps, _normaliser(A, radius, window_mean))
+        if fused is not None:
+            return fused
+    rho, a = _threshold(A, threshold, accumulate=False)
     direct = cooccurrence(A, radius, threshold, eps, window_mean)
     low = F.conv2d(a, right.to(a.dtype), padding=radius)  # (B, R, H, W)
     delta = F.conv2d(low, left.to(a.dtype)[:, :, None, None])  # (B, C, H, W)
@@ -119,7 +141,7 @@ def _band(n: int, radius: int, like: Tensor) -> Tensor:
     return like.new_ones(n, n).triu(-radius).tril(radius)  # (n, n)
 
 
-def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor") -> Tensor:
+def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor", exact: bool = False) -> Tensor:
     """Shih et al.'s co-occurrence, the paper's baseline (Eq. 1 and section 6).
 
     form="vector": c(k,w) = max over offsets o, |o| <= r, of sum over p of a_p^k a_(p+o)^w.  (B, C, C)
@@ -127,6 +149,9 @@ def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor") -> Tenso
 
     One C x HW x C product for each offset finds the maxima, one more with the 0/1 matrix [o* = o] adds up the tensor;
     the D^2 x H x W tensor that ran out of the authors' memory is never made.
+
+    On a GPU the products run on its matrix units, with an error near float32's own (cooc/kernels/shih.py); where two
+    offsets tie to that error, either may win. exact=True keeps to torch's products in the dtype of A.
     """
     _check_maps(A)
     _check_radius(radius)
@@ -135,6 +160,8 @@ def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor") -> Tenso
     _check_finite(A)
     B, C, H, W = A.shape
     radius = min(radius, max(H, W))  # whatever lies farther is as empty as the first offset outside
+    if not exact and (fused := kernels.shih_cooccurrence(A, radius, form)) is not None:
+        return fused
     flat = A.flatten(2)  # (B, C, HW)
     padded = F.pad(A, (radius,) * 4)
     side = 2 * radius + 1
@@ -301,13 +328,27 @@ def _threshold(A: Tensor, threshold: Threshold, accumulate: bool = True) -> tupl
     elif threshold == "mean":
         t = wide.mean((1, 2, 3), keepdim=True)
     elif isinstance(threshold, str):
-        raise UnknownNameError("threshold", threshold, ("mean", "a number", "a tensor (B,)"))
+        raise UnknownNameError("threshold", threshold, THRESHOLDS)
     else:
         t = torch.full((1, 1, 1, 1), float(threshold), device=A.device, dtype=wide.dtype)
     _check_finite(t if isinstance(threshold, str) else t + wide.detach().sum())  # a mean or sum is, if all terms are
     a = wide if accumulate else A
     rho = a.detach().clone().gt_(t.detach())
     return rho, a * rho
+
+
+def _levels(A: Tensor, threshold: Threshold) -> Tensor | None:
+    """Thresholds as kernels take them: (B,) or (1,), None for the mean of each image."""
+    _check_maps(A)
+    if isinstance(threshold, str):
+        if threshold != "mean":
+            raise UnknownNameError("threshold", threshold, THRESHOLDS)
+        return None
+    if not isinstance(threshold, Tensor):
+        return torch.full((1,), float(threshold), device=A.device)
+    if threshold.numel() not in (1, A.shape[0]):
+        raise InputError(f"{threshold.numel()} thresholds for {A.shape[0]} images; give one, or one for each.")
+    return threshold.reshape(-1)
 
 
 def _normaliser(A: Tensor, radius: int, window_mean: bool) -> float:

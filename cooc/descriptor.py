@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cooc import kernels
 from cooc.activations import BACKBONES, Activations, build_backbone, resolve_device, resolve_dtype
-from cooc.cooccurrence import Cooccurrence, shih_cooccurrence
+from cooc.cooccurrence import EPS, Cooccurrence, shih_cooccurrence
 from cooc.errors import InputError, UnknownNameError, WhiteningError
 from cooc.images import Box, Source, load_image
 from cooc.pooling import MASKS, POOLINGS, l2_normalise, mask
@@ -36,6 +37,7 @@ __all__ = ["MULTI_SCALE", "Descriptor", "DescriptorConfig", "Pooler", "load_back
 
 MULTI_SCALE = (1.0, math.sqrt(0.5), 0.5)
 COOCCURRENCES = ("direct", "learned", "shih", "none")
+LINEAR = {"chco-sct": (True, True), "sct": (True, False), "chco": (False, True)}  # alpha counts, beta counts
 BATCH_PIXELS = {"cpu": 1 << 20, "cuda": 24 << 20}  # images of one shape that go through the network together
 
 if TYPE_CHECKING:
@@ -159,8 +161,29 @@ class Pooler(nn.Module):
         A = A.float()
         options = {"sigma": self.config.sigma} if self.config.mask == "centre" else {}
         A = mask(A, self.config.mask, **options)
+        fused = self._without_tensor(A)
+        if fused is not None:
+            return l2_normalise(fused)
         C = None if self.cooccurrence is None else self.cooccurrence(A)
         return l2_normalise(self.pool(A, C))
+
+    def _without_tensor(self, A: Tensor) -> Tensor | None:
+        """Linear pooling of the direct tensor by a GPU kernel that never makes C_T, where there is one; else None."""
+        options = dict(self.config.options)
+        if self.config.pooling not in LINEAR or self.config.cooccurrence != "direct":
+            return None
+        if options.get("a", 2) != 2 or options.get("b", 2) != 2:
+            return None
+        spatial, rarity = LINEAR[self.config.pooling]
+        return kernels.linear_pooling(
+            A,
+            self.config.radius,
+            EPS,
+            max(A.shape[1] - 1, 1),
+            rarity_eps=options.get("eps", 1e-5),
+            spatial=spatial,
+            rarity=rarity,
+        )
 
 
 class Shih(nn.Module):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cooc import kernels
 from cooc.errors import InputError, UnknownNameError
 
 __all__ = [
@@ -240,13 +241,17 @@ def compact_bilinear(
 
     The sketch is linear, so the sketch of a sum of outer products is a signed scatter of the matrix B: one product and
     one scatter for each image, where the usual form needs two FFTs of length dim for each position. Exactly equal.
+    On a GPU, where no gradient is needed, a kernel adds up sorted lists in the place of the scatter.
     """
-    B = bilinear_matrix(A, C).flatten(1)
-    if B.shape[1] != len(bins):
+    if A.shape[1] ** 2 != len(bins):
         raise InputError(f"This sketch is for {math.isqrt(len(bins))} channels, the activations have {A.shape[1]}.")
-    out = torch.zeros(B.shape[0], dim, dtype=B.dtype, device=B.device)
-    out = out.index_add(1, bins, B * signs.to(B.dtype))
-    return signed_sqrt(out) if sqrt else out
+    other = A if C is None else _cooccurrences(A, C)
+    out = kernels.compact_bilinear(A, other, bins, signs, dim)
+    if out is None:
+        B = bilinear_matrix(A, C).flatten(1)
+        out = torch.zeros(B.shape[0], dim, dtype=B.dtype, device=B.device)
+        out = out.index_add(1, bins, B * signs.to(B.dtype))
+    return (signed_sqrt(out) if sqrt else out).to(A.dtype)
 
 
 class GeM(nn.Module):

@@ -1,0 +1,143 @@
+"""Fused GPU kernels (Triton) for what the torch forms do in several passes. Inference only.
+
+Each function gives a tensor, or None: then the caller computes its torch form, which stays the reference. Kernels are
+used for CUDA tensors that need no gradient, outside torch.compile and torch.export, when Triton is installed.
+COOC_KERNELS=0 in the environment turns them off. One that fails (a compiler that cannot build it, say) is reported by a
+warning and not tried again.
+
+Each file holds one family: direct (C_T and linear pooling), learned (filters), sketch (compact bilinear), shih.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "compact_bilinear",
+    "cooccurrence",
+    "cooccurrence_factored",
+    "cooccurrence_learned",
+    "linear_pooling",
+    "shih_cooccurrence",
+    "usable",
+]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_failed: set[str] = set()
+
+
+@functools.cache
+def _triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def usable(*tensors: Tensor) -> bool:
+    """May kernels work on these?"""
+    if torch.compiler.is_compiling():
+        return False
+    if any(x.device.type != "cuda" or x.dtype not in DTYPES or x.numel() == 0 for x in tensors):
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return False
+    return os.environ.get("COOC_KERNELS", "1") != "0" and _triton()
+
+
+def _attempt(name: str, tensors: tuple[Tensor, ...], run: Callable[[], Tensor | None]) -> Tensor | None:
+    if not usable(*tensors) or name in _failed:
+        return None
+    try:
+        with torch.cuda.device(tensors[0].device):
+            return run()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a kernel's compiler says: the torch form gives the same result
+        _failed.add(name)
+        first = (str(error).strip() or repr(error)).splitlines()[0][:200]
+        logging.getLogger("cooc").warning("GPU kernel %r failed (%s); torch's own operations are used.", name, first)
+        return None
+
+
+# Triton is imported by the files of the kernels, and they only when one is wanted.
+
+
+def cooccurrence(A: Tensor, radius: int, threshold: Tensor | None, eps: float, divisor: float) -> Tensor | None:
+    """C_T by the closed form. Thresholds are (B,) or (1,), None for the mean of each image."""
+
+    def run() -> Tensor | None:
+        from cooc.kernels import direct
+
+        found = direct.tensor(A, radius, threshold, eps, divisor)
+        return None if found is None else found[0]
+
+    return _attempt("direct", (A,), run)
+
+
+def linear_pooling(
+    A: Tensor, radius: int, eps: float, divisor: float, *, rarity_eps: float, spatial: bool, rarity: bool
+) -> Tensor | None:
+    """ChCO-SC_T (spatial and rarity), SC_T (spatial) or ChCO (rarity) of the direct tensor, which is never made."""
+
+    def run() -> Tensor | None:
+        from cooc.kernels import direct
+
+        return direct.linear_pooling(
+            A, radius, eps, divisor, rarity_eps=rarity_eps, spatial=spatial, rarity=rarity
+        )  # fmt: skip
+
+    return _attempt("linear", (A,), run)
+
+
+def cooccurrence_learned(A: Tensor, filter: Tensor, threshold: Tensor | None, divisor: float) -> Tensor | None:
+    """C_T with a full filter, for channels-last bfloat16 maps."""
+
+    def run() -> Tensor | None:
+        from cooc.kernels import learned
+
+        return learned.full(A, filter, threshold, divisor)
+
+    if A.dtype != torch.bfloat16 or not A.is_contiguous(memory_format=torch.channels_last):
+        return None
+    return _attempt("learned", (A, filter), run)
+
+
+def cooccurrence_factored(
+    A: Tensor, left: Tensor, right: Tensor, threshold: Tensor | None, eps: float, divisor: float
+) -> Tensor | None:
+    """C_T with the direct filter plus left @ right."""
+
+    def run() -> Tensor | None:
+        from cooc.kernels import learned
+
+        return learned.factored(A, left, right, threshold, eps, divisor)
+
+    return _attempt("factored", (A, left, right), run)
+
+
+def compact_bilinear(A: Tensor, other: Tensor, bins: Tensor, signs: Tensor, dim: int) -> Tensor | None:
+    """Tensor Sketch of the sum over positions of A_p other_p^T; signs are 1 or -1."""
+
+    def run() -> Tensor | None:
+        from cooc.kernels import sketch
+
+        return sketch.compact_bilinear(A, other, bins, signs, dim)
+
+    return _attempt("sketch", (A, other), run)
+
+
+def shih_cooccurrence(A: Tensor, radius: int, form: str) -> Tensor | None:
+    """Shih et al.'s vector or tensor."""
+
+    def run() -> Tensor | None:
+        from cooc.kernels import shih
+
+        return shih.shih_cooccurrence(A, radius, form)
+
+    return _attempt("shih", (A,), run)
