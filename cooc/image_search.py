@@ -315,7 +315,7 @@ class ImageSearch:
         (record,) = self.store.get([id])
         if record is None:
             raise InputError(f"There is no picture {id} in the index {self.index_name}: search again.")
-        return self.source.picture(Entry(record.path, record.size, record.mtime_ns))
+        return self.source.picture(Entry.of(record))
 
     def duplicates(self, threshold: float = NEAR_DUPLICATE, *, where: Filter | None = None) -> Iterator[list[Record]]:
         """Groups of pictures that are joined by similarities of at least `threshold`."""

@@ -277,7 +277,7 @@ class _Run:
     def _is_missing(self, twin: Record) -> bool:
         """Surely not there. What only cannot be reached (permission, a broken disk) may still be."""
         try:
-            return self.source.state(_entry(twin)) is None
+            return self.source.state(Entry.of(twin)) is None
         except OSError:
             return False
 
@@ -317,7 +317,7 @@ class _Run:
 
     def _ticking(self, where: Filter) -> Iterator[Entry]:
         for record in self.store.records(where):
-            yield _entry(record)
+            yield Entry.of(record)
             self._tick()
 
     # commits
@@ -392,10 +392,6 @@ class _Run:
             over.set()
 
 
-def _entry(record: Record) -> Entry:
-    return Entry(record.path, record.size, record.mtime_ns)
-
-
 def _unreadable(error: OSError) -> str:
     return f"It cannot be read ({error.strerror or error})."
 
@@ -459,6 +455,7 @@ def describe_items(descriptor: Descriptor, seen: Iterable[Examined], workers: in
         min_side=descriptor.backbone.stride,
         workers=workers,
         batch_pixels=BATCH_PIXELS[descriptor.device.type],
+        overlap=descriptor.device.type == "cuda",
     ):
         if isinstance(done, Bad):
             yield done.item.key, done.reason

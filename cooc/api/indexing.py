@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
+from pathlib import PurePosixPath
 
 from starlette.exceptions import HTTPException
 
@@ -15,6 +15,7 @@ from cooc.api.settings import Settings
 from cooc.errors import CoocError
 from cooc.image_search import ImageSearch
 from cooc.indexing import Report
+from cooc.sources import Folder
 
 __all__ = ["Indexing"]
 
@@ -31,19 +32,24 @@ class Indexing:
         self._thread: threading.Thread | None = None
         self._listeners = 0
 
-    def folder(self, name: str) -> Path:
+    def folder(self, name: str) -> str:
         """The folder of that name, if it may be indexed. Links are resolved before that is decided."""
+        if not isinstance(self.search.source, Folder):
+            wanted = PurePosixPath(name.strip("/"))
+            if ".." in wanted.parts or not any(wanted.is_relative_to(folder) for folder in self.settings.folders):
+                raise HTTPException(403, f"{name!r} may not be indexed by request; `cooc serve --allow` allows it.")
+            return self.search.source.address("" if wanted == PurePosixPath() else str(wanted))
         root = self.search.root.resolve()
         try:
-            wanted = (root / name.strip("/")).resolve(strict=True)
+            found = (root / name.strip("/")).resolve(strict=True)
         except (OSError, RuntimeError, ValueError):
             raise HTTPException(404, f"There is no folder {name!r} in the collection.") from None
         allowed = [(root / folder).resolve() for folder in self.settings.folders]
-        if not wanted.is_relative_to(root) or not any(wanted.is_relative_to(folder) for folder in allowed):
+        if not found.is_relative_to(root) or not any(found.is_relative_to(folder) for folder in allowed):
             raise HTTPException(403, f"{name!r} may not be indexed by request; `cooc serve --allow FOLDER` allows it.")
-        if not wanted.is_dir():
+        if not found.is_dir():
             raise HTTPException(404, f"{name!r} is no folder.")
-        return wanted
+        return str(found)
 
     def start(self, name: str) -> IndexingOut:
         folder = self.folder(name)
@@ -58,7 +64,7 @@ class Indexing:
             self._thread.start()
             return self.state
 
-    def _run(self, writer: ImageSearch, folder: Path) -> None:
+    def _run(self, writer: ImageSearch, folder: str) -> None:
         def progress(report: Report) -> None:
             self.state = self.state.progressed(report)
 

@@ -1,19 +1,21 @@
 """Files of the index, by id alone, and small versions of them.
 
 A file is served if the index knows it and it lies, links resolved, below the index's root: a link that leads out of
-there, put in after indexing, leads nowhere.
+there, put in after indexing, leads nowhere. From an object store or a tar it is read when it is asked for.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import os
 import stat
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 from urllib.parse import quote
 
 from PIL import Image
@@ -21,23 +23,28 @@ from starlette.exceptions import HTTPException
 
 from cooc.errors import ImageError
 from cooc.image_search import ImageSearch
-from cooc.images import image_info, open_image
+from cooc.images import Source, image_info, open_image
+from cooc.sources import Entry, Folder
 from cooc.store import Record
 
 __all__ = ["Pictures", "StoredFile"]
+
+log = logging.getLogger("cooc.api")
 
 SHOWN = {"AVIF", "BMP", "GIF", "JPEG", "PNG", "WEBP"}  # what browsers show; the rest is offered as a download
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    path: Path
-    status: os.stat_result
+    picture: Source
+    size: int
+    mtime_ns: int
     record: Record
+    status: os.stat_result | None = None  # of a file on this machine
 
     def etag(self, kind: str = "") -> str:
         """Changes when the file does."""
-        state = f"{self.record.id} {self.status.st_size} {self.status.st_mtime_ns} {kind}"
+        state = f"{self.record.id} {self.size} {self.mtime_ns} {kind}"
         return f'"{hashlib.sha256(state.encode()).hexdigest()[:32]}"'
 
 
@@ -56,6 +63,9 @@ class Pictures:
 
     def find(self, id: str) -> StoredFile:
         record = self.record(id)
+        if not isinstance(self.search.source, Folder):  # there are no links in there, and asking takes a while
+            file = Entry.of(record)
+            return StoredFile(self.search.source.picture(file), file.size, file.mtime_ns, record)
         try:
             root = self.search.root.resolve(strict=True)
             path = (root / record.path).resolve(strict=True)
@@ -64,12 +74,25 @@ class Pictures:
             raise HTTPException(404, "The file of this picture is gone: index its folder again.") from None
         if not path.is_relative_to(root) or not stat.S_ISREG(status.st_mode):
             raise HTTPException(404, "The file of this picture does not lie in the collection's folder.")
-        return StoredFile(path, status, record)
+        return StoredFile(path, status.st_size, status.st_mtime_ns, record, status)
 
-    def headers(self, file: StoredFile) -> dict[str, str]:
+    def content(self, file: StoredFile) -> Path | bytes:
+        """A path, or the bytes of a file that lies elsewhere: what is not there any more is told apart."""
+        if isinstance(file.picture, Path):
+            return file.picture
+        try:
+            return cast(BinaryIO, file.picture).read()
+        except FileNotFoundError:
+            raise HTTPException(404, "The file of this picture is gone: index its folder again.") from None
+        except OSError as error:
+            log.warning("%s: %s", file.record.path, error)
+            problem = "This picture cannot be read where it lies: try again later, or index its folder again."
+            raise HTTPException(503, problem, {"Retry-After": "10"}) from None
+
+    def headers(self, file: StoredFile, content: Path | bytes) -> dict[str, str]:
         """Type by content, never by name."""
         try:
-            form = image_info(file.path).format or ""
+            form = image_info(content).format or ""
         except ImageError:
             form = ""
         kind = Image.MIME.get(form) or ("image/heic" if form == "HEIF" else "application/octet-stream")
@@ -84,7 +107,7 @@ class Pictures:
             if key in self._small:
                 self._small.move_to_end(key)
                 return self._small[key]
-        picture = open_image(file.path, size=side)
+        picture = open_image(self.content(file), size=side)
         picture.thumbnail((side, side), Image.Resampling.LANCZOS)
         stream = io.BytesIO()
         picture.save(stream, "JPEG", quality=82)

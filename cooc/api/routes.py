@@ -103,7 +103,7 @@ async def status(services: Shared) -> StatusOut:
     search = services.search
     found = await services.searching.run(search.status)
     return StatusOut(
-        name=shown(search.root.name),
+        name=shown(search.source.url.rpartition("/")[2]),
         images=found.images,
         bad=found.bad,
         recipe=found.recipe,
@@ -238,13 +238,14 @@ async def explain_id(
     part = parse_box(box) if box else None
 
     def work() -> ExplanationOut:
-        return _explain(services, id, services.pictures.find(query).path, part)
+        pictures = services.pictures
+        return _explain(services, id, pictures.content(pictures.find(query)), part)
 
     return await services.describing.run(work)
 
 
 def _explain(services: Services, id: str, query: Any, box: Box | None) -> ExplanationOut:
-    match = services.pictures.find(id).path
+    match = services.pictures.content(services.pictures.find(id))
     return ExplanationOut.of(explain(services.search.descriptor, query, match, query_box=box))
 
 
@@ -317,8 +318,11 @@ async def file(services: Shared, id: ImageId, request: Request) -> Response:
     cached = {"ETag": found.etag(), "Cache-Control": CACHED}
     if _matches(request, found.etag()):
         return Response(status_code=304, headers=cached)
-    headers = await services.searching.run(services.pictures.headers, found)
-    return FileResponse(found.path, stat_result=found.status, headers=headers | cached)
+    content = await services.searching.run(services.pictures.content, found)
+    headers = cached | await services.searching.run(services.pictures.headers, found, content)
+    if isinstance(content, bytes):
+        return Response(content, headers=headers)
+    return FileResponse(content, stat_result=found.status, headers=headers)
 
 
 @router.get(

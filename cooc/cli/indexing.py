@@ -17,19 +17,25 @@ from rich.table import Table
 
 from cooc.cli import app, err, out
 from cooc.cli.describing import DEFAULT, DeviceOption, JsonOption, WorkersOption
-from cooc.errors import PARTIAL, InputError, StoreMissingError
+from cooc.errors import PARTIAL, InputError, StoreMissingError, UnknownNameError
 
 if TYPE_CHECKING:
     from cooc.image_search import ImageSearch
-    from cooc.indexing import Report
+    from cooc.indexing import Engine, Report
 
 NAME = ".cooc"
+ENGINES = ("here", "ray")
 SAID = 10  # bad files that are named at the end of a run; `cooc status --bad` names all
 EVENT_SECONDS = 1.0  # between two lines of --json
 TIDY = 0.1  # share of the index that changed, from which it is compacted after a run
 
 IndexOption = Annotated[
-    str, typer.Option("--index", metavar="INDEX", help="The index. [default: $COOC_INDEX, or the nearest .cooc folder]")
+    str,
+    typer.Option(
+        "--index",
+        metavar="INDEX",
+        help="A folder, postgresql://... or milvus://... [default: $COOC_INDEX, or the nearest folder .cooc]",
+    ),
 ]
 
 
@@ -49,16 +55,31 @@ def find_index(given: str) -> str:
 
 @app.command()
 def index(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of pictures.")],
-    index: Annotated[str, typer.Option("--index", metavar="INDEX", help="The index. [default: FOLDER/.cooc]")] = "",
+    folders: Annotated[
+        list[str],
+        typer.Argument(metavar="FOLDER|URL", help="Pictures: folders, s3://BUCKET/PREFIX, tar+FOLDER with tars."),
+    ],
+    index: Annotated[
+        str,
+        typer.Option(
+            "--index",
+            metavar="INDEX",
+            help="A folder, postgresql://user@host/db?index=NAME or milvus://host/NAME. [default: FOLDER/.cooc]",
+        ),
+    ] = "",
     recipe: Annotated[
         str, typer.Option("--recipe", "-r", help=f"For a new index: see `cooc recipes`. [default: {DEFAULT}]")
     ] = "",
     root: Annotated[
-        Path | None, typer.Option(help="For a new index: all its pictures lie below. [default: FOLDER]")
-    ] = None,
+        str, typer.Option(metavar="FOLDER|URL", help="For a new index: all its pictures lie below. [default: FOLDER]")
+    ] = "",
+    storage: Annotated[str, typer.Option(help="For a new index: vectors as float32, float16, int8, int4 or pq.")] = "",
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
+    engine: Annotated[str, typer.Option(help="What describes: here, or ray for a cluster of machines.")] = "here",
+    address: Annotated[
+        str, typer.Option(help="Of the Ray cluster. [default: $RAY_ADDRESS, or one that is started on this machine]")
+    ] = "",
     follow: Annotated[bool, typer.Option("--follow", help="Follow symbolic links.")] = False,
     keep_missing: Annotated[bool, typer.Option("--keep-missing", help="Keep what is no longer on disk.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but problems.")] = False,
@@ -68,16 +89,29 @@ def index(
 
     Only new and changed pictures are described. Stop it when you like, and run it again: it goes on where it was.
     """
+    from cooc.sources import is_url
+
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, ENGINES)
     for folder in folders:
-        if not folder.is_dir():
-            raise InputError(f"{str(folder)!r} is not a folder. For single pictures: cooc add FILE --index INDEX")
+        if not is_url(folder) and not Path(folder).is_dir() and not folder.endswith(".tar"):
+            raise InputError(f"{folder!r} is not a folder. For single pictures: cooc add FILE --index INDEX")
     if not index and len(folders) > 1:
         raise InputError("Several folders need --index INDEX, where their common index is kept.")
-    where = index or str(folders[0] / NAME)
-    pictures = root or Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))  # noqa: PTH100
-    with _open_or_create(where, recipe, pictures, device) as search:
+    pictures = root or _common(folders)
+    if not index and is_url(pictures):
+        raise InputError(f"Pictures in {pictures} need --index INDEX: a folder of this machine, or a server.")
+    where = index or str(Path(folders[0]) / NAME)
+    with _open_or_create(where, recipe, pictures, device, storage) as search:
         with _progress(quiet, as_json) as progress:
-            report = search.index(folders, workers=workers, keep_missing=keep_missing, follow=follow, progress=progress)
+            report = search.index(
+                folders,
+                workers=workers,
+                engine=_on_ray(search, address, workers, device) if engine == "ray" else None,
+                keep_missing=keep_missing,
+                follow=follow,
+                progress=progress,
+            )
         if not report.interrupted and report.described + report.removed > TIDY * len(search.store):
             search.store.compact()
         _finish(search, report, quiet, as_json)
@@ -85,7 +119,7 @@ def index(
 
 @app.command()
 def add(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Pictures.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE|URL", help="Pictures.")],
     index: IndexOption = "",
     device: DeviceOption = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but problems.")] = False,
@@ -95,8 +129,8 @@ def add(
     from cooc.image_search import ImageSearch
 
     for file in files:
-        if file.is_dir():
-            raise InputError(f"{str(file)!r} is a folder: cooc index {file}")
+        if Path(file).is_dir():
+            raise InputError(f"{file!r} is a folder: cooc index {file}")
     with ImageSearch.open(find_index(index), write=True, device=device) as search:
         with _progress(quiet, as_json) as progress:
             report = search.add(files, progress=progress)
@@ -219,14 +253,16 @@ def export(
 @app.command("import")
 def import_(
     source: Annotated[Path, typer.Argument(metavar="FILE.npy|FILE.parquet", help="What `cooc export` wrote.")],
-    index: Annotated[str, typer.Option("--index", metavar="INDEX", help="An index, or where to make one.")],
-    root: Annotated[Path | None, typer.Option(help="For a new index: the folder of its pictures.")] = None,
+    index: Annotated[
+        str, typer.Option("--index", metavar="INDEX", help="An index, or where to make one: a folder or an address.")
+    ],
+    root: Annotated[str, typer.Option(help="For a new index: the folder of its pictures.")] = "",
 ) -> None:
     """Add the pictures of an exported index to another one, or make a new one of them."""
     from cooc.image_search import ImageSearch
 
-    with ImageSearch.import_from(source, index, root=root) as search:
-        out.print(f"{len(search.store)} pictures in {index}.", markup=False)
+    with ImageSearch.import_from(source, index, root=root or None) as search:
+        out.print(f"{len(search.store)} pictures in {search.index_name}.", markup=False)
 
 
 @app.command()
@@ -263,13 +299,49 @@ def calibrate(
     out.print(table)
 
 
-def _open_or_create(where: str, recipe: str, root: Path, device: str) -> ImageSearch:
+def _common(folders: list[str]) -> str:
+    """The root of a new index: the folder that holds all of these. Single tars lie in one, too."""
+    from cooc.sources import is_url
+
+    tars = [folder.endswith(".tar") for folder in folders]
+    places = [
+        folder.rpartition("/")[0] or "." if tar else folder.rstrip("/")
+        for folder, tar in zip(folders, tars, strict=True)
+    ]
+    mark = "tar+" if any(tars) and not places[0].startswith("tar+") else ""
+    if not any(map(is_url, places)):
+        return mark + os.path.commonpath([os.path.abspath(place) for place in places])  # noqa: PTH100
+    if len(set(places)) > 1:
+        raise InputError("Several addresses need --root URL: what they have in common, and all pictures lie below.")
+    return mark + places[0]
+
+
+def _on_ray(search: ImageSearch, address: str, workers: int | None, device: str) -> Engine:
+    from cooc.descriptor import Descriptor
+    from cooc.distributed import OnRay
+
+    config = search.config
+
+    def build(device: str) -> Descriptor:
+        return Descriptor(config, device=device)
+
+    return OnRay(build, search.meta.weights_hash, address=address, workers=workers, device=device)
+
+
+def _open_or_create(where: str, recipe: str, root: str, device: str, storage: str) -> ImageSearch:
     from cooc.image_search import ImageSearch
 
     try:
-        return ImageSearch.open(where, write=True, recipe=recipe or None, device=device)
+        search = ImageSearch.open(where, write=True, recipe=recipe or None, device=device)
     except StoreMissingError:
-        return ImageSearch.create(where, recipe=recipe or DEFAULT, root=root, device=device)
+        chosen = storage or "float32"
+        return ImageSearch.create(where, recipe=recipe or DEFAULT, root=root, storage=chosen, device=device)
+    if storage not in ("", search.meta.storage):
+        search.close()
+        raise InputError(
+            f"The index {search.index_name} keeps vectors as {search.meta.storage}: for {storage} build another one."
+        )
+    return search
 
 
 @contextmanager

@@ -103,13 +103,13 @@ def search(
         if keep and answers:
             if sheet is not None:
                 with _replacing(sheet) as stream:
-                    showing.sheet(answers, found.root).convert("RGB").save(stream, _format(sheet), quality=90)
+                    showing.sheet(answers, found.source).convert("RGB").save(stream, _format(sheet), quality=90)
                 err.print(f"Written: {sheet}", markup=False)
             if html is None and open_:
                 html = Path(tempfile.mkdtemp(prefix="cooc-")) / "search.html"
             if html is not None:
                 with _replacing(html) as stream:
-                    stream.write(showing.page(answers, found.root, found.index_name).encode())
+                    stream.write(showing.page(answers, found.source, found.index_name).encode())
                 err.print(f"Written: {html}", markup=False)
             if open_:
                 typer.launch(str(html))
@@ -220,7 +220,7 @@ def _print(answer: Answer, found: ImageSearch, thumbnails: bool) -> None:
     out.print(f"{showing.shown(answer.title)}:", style="bold", markup=False)
     matches = answer.results.matches
     if matches:
-        out.print(showing.table(answer, found.root, thumbnails), soft_wrap=False, crop=False)
+        out.print(showing.table(answer, found.source, thumbnails), soft_wrap=False, crop=False)
     else:
         out.print("Nothing found: the index is empty, or nothing in it passes these filters.")
     if answer.results.no_match and matches:
@@ -245,7 +245,7 @@ def _match(match: Match, found: ImageSearch) -> dict[str, Any]:
     return {
         "id": match.id,
         "path": match.path,
-        "file": str(found.root / match.path),
+        "file": found.source.address(match.path),
         "score": match.score,
         "probability": match.probability,
         "width": r.width,

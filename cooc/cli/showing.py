@@ -23,10 +23,12 @@ from rich.text import Text
 
 from cooc.errors import CoocError
 from cooc.images import Box, image_info, load_image
+from cooc.sources import Entry
 
 if TYPE_CHECKING:
     from cooc.images import Source
     from cooc.matching import Match, Results
+    from cooc.sources import Source as Files
 
 TILE, GAP, CAPTION, ACROSS = 220, 12, 36, 6  # of a contact sheet, in pixels; tiles in a row
 PAPER, INK, MUTED, FRAME = (250, 250, 248), (25, 25, 25), (120, 120, 116), (200, 60, 30)
@@ -61,17 +63,20 @@ def thumbnail(source: Source, side: int) -> Image.Image:
         return Image.new("RGB", (side, side * 2 // 3), (230, 230, 228))
 
 
+def _picture(match: Match, files: Files, side: int) -> Image.Image:
+    return thumbnail(files.picture(Entry.of(match.record)), side)
+
+
 # Terminal
 
 
-def table(answer: Answer, root: Path, pictures: bool) -> Table:
+def table(answer: Answer, files: Files, pictures: bool) -> Table:
     rows = Table(box=None, pad_edge=False, padding=(0, 2, 1 if pictures else 0, 0), show_edge=False)
     for title in (["#", ""] if pictures else ["#"]) + ["score", "match", "picture"]:
         rows.add_column(title, justify="right" if title in ("#", "score", "match") else "left", no_wrap=True)
     for number, match in enumerate(answer.results.matches, start=1):
-        file = root / match.path
-        cells: list[Any] = [str(number)] + ([blocks(thumbnail(file, 32))] if pictures else [])
-        name = Text(shown(match.path), Style(link=file.as_uri()))
+        cells: list[Any] = [str(number)] + ([blocks(_picture(match, files, 32))] if pictures else [])
+        name = Text(shown(match.path), Style(link=files.link(match.path)))
         rows.add_row(*cells, f"{match.score:.3f}", percent(match.probability), name)
     return rows
 
@@ -91,13 +96,13 @@ def blocks(picture: Image.Image, rows: int = 4) -> Text:
 # Contact sheet
 
 
-def sheet(answers: Sequence[Answer], root: Path) -> Image.Image:
+def sheet(answers: Sequence[Answer], files: Files) -> Image.Image:
     """A line of tiles for each query, wrapped: the query first, its box drawn, then the results."""
     lines: list[list[tuple[Image.Image, str, str, bool]]] = []
     for answer in answers:
         tiles = [(_with_box(source, answer.box), "query", answer.title, True) for source in answer.sources]
         tiles += [
-            (thumbnail(root / m.path, TILE), f"{m.score:.3f}   {percent(m.probability)}", Path(m.path).name, False)
+            (_picture(m, files, TILE), f"{m.score:.3f}   {percent(m.probability)}", Path(m.path).name, False)
             for m in answer.results.matches
         ]
         lines += [tiles[i : i + ACROSS] for i in range(0, len(tiles), ACROSS)]
@@ -150,7 +155,7 @@ small{color:var(--soft)}a{color:inherit}
 """
 
 
-def page(answers: Sequence[Answer], root: Path, index: str) -> str:
+def page(answers: Sequence[Answer], files: Files, index: str) -> str:
     """HTML with everything inside, that may be mailed or kept."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
@@ -166,17 +171,16 @@ def page(answers: Sequence[Answer], root: Path, index: str) -> str:
         for source in answer.sources:
             parts.append(f"<figure class=query>{_img(_with_box(source, answer.box), 'query')}")
             parts.append("<figcaption>query</figcaption></figure>")
-        parts += [_figure(match, root) for match in answer.results.matches]
+        parts += [_figure(match, files) for match in answer.results.matches]
         parts.append("</div></section>")
     return "\n".join(parts) + "\n"
 
 
-def _figure(match: Match, root: Path) -> str:
-    file = root / match.path
+def _figure(match: Match, files: Files) -> str:
     chance = "" if match.probability is None else f" · {percent(match.probability)} match"
-    name = f"<a href='{html.escape(file.as_uri())}'>{_escaped(match.path)}</a>"
+    name = f"<a href='{html.escape(files.link(match.path))}'>{_escaped(match.path)}</a>"
     date = f" <small>{match.record.taken[:10]}</small>" if match.record.taken else ""
-    picture = _img(thumbnail(file, TILE), match.path)
+    picture = _img(_picture(match, files, TILE), match.path)
     return f"<figure>{picture}<figcaption><b>{match.score:.3f}</b>{chance}<br>{name}{date}</figcaption></figure>"
 
 

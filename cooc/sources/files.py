@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from cooc.errors import InputError
 from cooc.images import Source as Picture
+from cooc.store import Record
 
 __all__ = ["Entry", "Fetched", "OnError", "Picture", "Source", "State", "below", "is_url", "outside"]
 
@@ -24,6 +25,11 @@ class Entry(NamedTuple):
     @property
     def state(self) -> State:
         return self.size, self.mtime_ns
+
+    @classmethod
+    def of(cls, record: Record) -> Entry:
+        """The file that an index knows."""
+        return cls(record.path, record.size, record.mtime_ns)
 
 
 class Fetched(NamedTuple):
@@ -67,8 +73,6 @@ class Source(Protocol):
     def picture(self, file: Entry) -> Picture:
         """What decoders take. Nothing is read before it is decoded."""
         ...
-
-    def open(self, file: Entry) -> BinaryIO: ...
 
 
 def is_url(address: str | os.PathLike[str]) -> bool:

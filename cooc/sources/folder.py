@@ -8,7 +8,6 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from cooc.images import list_images
 from cooc.sources.files import Entry, Fetched, OnError, Picture, State, below, outside
@@ -82,9 +81,6 @@ class Folder:
 
     def picture(self, file: Entry) -> Picture:
         return self.root / file.name
-
-    def open(self, file: Entry) -> BinaryIO:
-        return (self.root / file.name).open("rb")
 
 
 def relative_path(root: Path, path: str | os.PathLike[str]) -> str:

@@ -165,10 +165,6 @@ class Objects:
     def picture(self, file: Entry) -> Picture:
         return cast(BinaryIO, self._part(file))
 
-    def open(self, file: Entry) -> BinaryIO:
-        with as_os_errors():
-            return cast(BinaryIO, self.files.open(self.path(file.name), "rb"))
-
     def _part(self, file: Entry) -> Part:
         return Part(self.files, self.path(file.name), 0, file.size, self.address(file.name))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import itertools
 import os
 import tarfile
@@ -137,9 +136,6 @@ class Tars:
 
     def picture(self, file: Entry) -> Picture:
         return cast(BinaryIO, self._part(file))
-
-    def open(self, file: Entry) -> BinaryIO:
-        return io.BytesIO(self._part(file).read())
 
     def _part(self, file: Entry) -> Part:
         shards, start = self._shards, file.mtime_ns % SECOND * BLOCK
