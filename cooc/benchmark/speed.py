@@ -1,4 +1,4 @@
-"""How fast: C_T in every form, the sketch against its FFT form, and what a descriptor adds to its bare network.
+"""How fast: C_T in every form, the sketch against its FFT form, a descriptor beside its bare network, GPU kernels.
 
 One run, the same tensors for all. Forms take turns, one sample each, so that a busy moment of the machine falls on all
 of them; a row holds the median, the 10th and the 90th percentile. Inputs are random, look like activations (80 percent
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.backends import cudnn
 
 from cooc.activations import build_backbone, resolve_device, resolve_dtype
+from cooc.benchmark import kernels
 from cooc.benchmark.run import provenance
 from cooc.benchmark.timing import ROTATION, Call, measure, sampler
 from cooc.cooccurrence import (
@@ -42,7 +43,7 @@ from cooc.recipes import find_recipe
 
 __all__ = ["FORMS", "SECTIONS", "Options", "compact_bilinear_fft", "run_speed", "targets", "write_speed"]
 
-SECTIONS = ("cooccurrence", "sketch", "descriptor")
+SECTIONS = ("cooccurrence", "sketch", "descriptor", *kernels.PARTS)  # the last ones on a GPU only
 FORMS = ("closed form", "compiled", "convolution float32", "convolution bfloat16", "direct + rank 32", "Shih")
 RECIPES = ("paper-linear+raw", "paper-bilinear+raw")
 
@@ -68,6 +69,7 @@ class Options:
     seconds: float = 0.4
     pool_bytes: int | None = None
     progress: Callable[[str], None] = lambda what: None
+    save: Callable[[dict[str, Any]], object] = lambda result: None  # after every size: what was measured is not lost
 
     def __post_init__(self) -> None:
         for kind, names, known in (("section", self.sections, SECTIONS), ("form", self.forms, FORMS)):
@@ -90,6 +92,7 @@ class Job:
     operations: float = 0.0
     graph: bool = False  # on a GPU: captured once and replayed, so that launches cost nothing
     refusal: str = ""  # why this device cannot run it
+    floor: float = 0.0  # ms of one image that no form can beat
 
 
 def run_speed(options: Options) -> dict[str, Any]:
@@ -100,7 +103,16 @@ def run_speed(options: Options) -> dict[str, Any]:
     load = _load()
     with torch.inference_mode(), cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
         bench = _Bench(options, device)
-        rows = [row for section in options.sections for row in bench.section(section)]
+        rows: list[Row] = []
+        for section in options.sections:
+            for some in bench.section(section):
+                rows += some
+                options.save(_result(options, bench, rows, load))
+    return _result(options, bench, rows, load)
+
+
+def _result(options: Options, bench: _Bench, rows: list[Row], load: float | None) -> dict[str, Any]:
+    device = bench.device
     return {
         "benchmark": "speed",
         "device": device.type,
@@ -110,8 +122,9 @@ def run_speed(options: Options) -> dict[str, Any]:
         "picture": list(options.picture),
         "radius": options.radius,
         "copy_gb_per_s": _short(bench.bandwidth / 1e9),
+        "bfloat16_tflops": _short(bench.rate / 1e12) if bench.rate else None,
         "rows": rows,
-        "targets": targets(rows, device.type),
+        "targets": targets(rows, device.type) + kernels.targets(rows),
         **provenance(options.device),
     }
 
@@ -157,9 +170,14 @@ class _Bench:
         self.pool = noise.sub_(0.8416).relu_().bfloat16().float()
         copy = sampler(torch.empty_like(self.pool).copy_, [self.pool], device)
         self.bandwidth = 2 * self.pool.nbytes / (statistics.median(copy() for _ in range(9)) / 1e3)  # bytes per second
+        self.rate = 0.0  # operations per second of a large bfloat16 product
+        if device.type == "cuda" and set(options.sections) & set(kernels.PARTS):
+            square = torch.randn(2, 8192, 8192, device=device).bfloat16()
+            product = sampler(square[0].matmul, [square[1]], device)
+            self.rate = 2 * 8192**3 / (statistics.median(product() for _ in range(9)) / 1e3)
 
-    def section(self, name: str) -> Iterator[Row]:
-        """The rows of one section. A hole in the table, with its reason, is better than no table."""
+    def section(self, name: str) -> Iterator[list[Row]]:
+        """The rows of one section, size by size. A hole in the table, with its reason, is better than no table."""
         batches = sorted(self.options.batches)
         jobs: Callable[[int, int], list[Job]]
         sizes: Iterable[tuple[int, int]]
@@ -168,21 +186,26 @@ class _Bench:
         elif name == "sketch":
             channels = min(self.options.channels, key=lambda n: abs(n - 512))
             jobs, sizes = self._sketch, [(channels, batch) for batch in sorted({batches[0], batches[-1]})]
+        elif name in kernels.PARTS:
+            jobs, sizes = partial(self._kernels, name), []
+            if self.device.type == "cuda":
+                sizes = kernels.sizes(name, self.options.channels, batches)
         else:
             jobs, sizes = self._descriptor, [(512, batch) for batch in ((1, 8) if self.device.type == "cuda" else (1,))]
         for channels, batch in sizes:
             self.options.progress(f"{name}: {channels} channels, batch {batch}")
             about = {"section": name, "channels": channels, "batch": batch}
             try:
-                yield from self._rows(jobs(channels, batch), about)
+                yield self._rows(jobs(channels, batch), about)
             except Exception as error:
-                yield _row(about, "all", note=_reason(error))
+                yield [_row(about, "all", note=_reason(error))]
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
     def _rows(self, jobs: Sequence[Job], about: Row) -> list[Row]:
         """Check every job, then let them take turns. The first is what the others are compared to."""
         rows, samples = {job.name: _row(about, job.name) for job in jobs}, {}
+        floors = {job.name: job.floor for job in jobs}
         for job in jobs:
             row = rows[job.name]
             too_slow = self.device.type == "cpu" and job.operations > CPU_OPERATIONS
@@ -207,7 +230,9 @@ class _Bench:
         base = rows[jobs[0].name]["ms"] if jobs else None
         for row in rows.values():
             row["ratio"] = _short(row["ms"] / base) if row["ms"] and base else None
-            if row["section"] == "cooccurrence":  # A read once, C_T written once, in float32
+            if floors.get(row["name"]):
+                row["floor"] = _short(floors[row["name"]])
+            elif row["section"] == "cooccurrence":  # A read once, C_T written once, in float32
                 row["floor"] = _short(1e3 * 2 * 4 * row["channels"] * self.positions / self.bandwidth)
         return list(rows.values())
 
@@ -227,8 +252,7 @@ class _Bench:
         left = (torch.randn(channels, RANK, generator=generator) / channels**0.5).to(device)
         right = (torch.randn(RANK, channels, side, side, generator=generator) / channels**0.5).to(device)
 
-        def closed(A: Tensor) -> Tensor:
-            return cooccurrence(A, radius)
+        closed = kernels.torch_only(lambda A: cooccurrence(A, radius))
 
         def compiled() -> Call:
             if device.type == "cuda":  # code for each size; on a CPU, where compiling takes long, one for all sizes
@@ -239,13 +263,10 @@ class _Bench:
         def convolution(dtype: torch.dtype, layout: torch.memory_format) -> Call:
             with device:  # 340 million values at 2048 channels: made where they are needed
                 filter = direct_filter(channels, radius, dtype=dtype).contiguous(memory_format=layout)
-            return lambda A: cooccurrence_learned(A, filter)
+            return kernels.torch_only(lambda A: cooccurrence_learned(A, filter))
 
-        def factored(A: Tensor) -> Tensor:
-            return cooccurrence_factored(A, left.to(A.dtype), right.to(A.dtype))
-
-        def shih(A: Tensor) -> Tensor:
-            return shih_cooccurrence(A, radius)
+        factored = kernels.torch_only(lambda A: cooccurrence_factored(A, left.to(A.dtype), right.to(A.dtype)))
+        shih = kernels.torch_only(lambda A: shih_cooccurrence(A, radius))
 
         pairs = 2.0 * batch * self.positions * side**2 * channels**2  # operations of the convolution
         float32 = partial(convolution, torch.float32, torch.contiguous_format)
@@ -260,12 +281,29 @@ class _Bench:
         ]
         return [job for job in jobs if job.name in self.options.forms]
 
+    def _kernels(self, name: str, channels: int, batch: int) -> list[Job]:
+        inputs = self._inputs(channels, batch)
+        narrow = [A.bfloat16() for A in inputs]
+        last = [A.contiguous(memory_format=torch.channels_last) for A in narrow] if name == "learned" else []
+        size = channels, batch, self.positions, self.options.radius
+        return [
+            Job(
+                form.name,
+                last if form.last else narrow if form.narrow else inputs,
+                form.build,
+                form.exact,
+                graph=form.graph,
+                floor=form.floor,
+            )
+            for form in kernels.part(name, *size, self.device, self.bandwidth, self.rate)
+        ]
+
     def _sketch(self, channels: int, batch: int) -> list[Job]:
         inputs = self._inputs(channels, batch)
         sketch = CompactBilinear(channels).to(self.device)
 
-        def scatter(A: Tensor) -> Tensor:
-            return compact_bilinear(A, A, bins=sketch.bins, signs=sketch.signs, dim=sketch.dim)
+        hashed = partial(compact_bilinear, bins=sketch.bins, signs=sketch.signs, dim=sketch.dim)
+        scatter = kernels.torch_only(lambda A: hashed(A, A))
 
         def fft(A: Tensor) -> Tensor:
             return compact_bilinear_fft(A, A, bins=sketch.bins, signs=sketch.signs, dim=sketch.dim)

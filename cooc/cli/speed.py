@@ -17,6 +17,12 @@ TITLES = {
     "cooccurrence": "C_T at {0} x {1}, radius {2}; ratio: to the closed form; floor: A read, C_T written at copy speed",
     "sketch": "Compact bilinear pooling to 8192 values; ratio: to the scatter form",
     "descriptor": "Whole descriptor, pictures of {3} x {4}; ratio: to the bare network",
+    "direct": "GPU kernel of C_T; ratio: to the kernel; floor: A read, C_T written at copy speed",
+    "linear": "GPU kernel of ChCO-SC_T without C_T; floor: A read at copy speed",
+    "learned": "C_T with a full filter in bfloat16; floor: operations at the measured bfloat16 rate",
+    "factored": "C_T with direct + rank 32; floor: operations at the measured bfloat16 rate",
+    "segments": "GPU kernel of the sketch to 8192 values; floor: A read at copy speed",
+    "shih": "Shih et al.'s tensor; floor: operations at the measured bfloat16 rate",
 }
 
 
@@ -25,7 +31,7 @@ def speed(
     channels: Annotated[str, typer.Option(metavar="N,N,...", help="Channels of the maps.")] = "32,512,2048",
     batches: Annotated[str, typer.Option(metavar="N,N,...", help="Images in one call.")] = "1,5,32",
     picture: Annotated[str, typer.Option(metavar="WxH", help="Pixels of a picture for the descriptor.")] = "1024x768",
-    sections: Annotated[str, typer.Option(help="Any of cooccurrence,sketch,descriptor.")] = "",
+    sections: Annotated[str, typer.Option(help=f"Any of {','.join(TITLES)}; kernels: the last six, on a GPU.")] = "",
     forms: Annotated[str, typer.Option(help="Only these forms of C_T, joined by commas.")] = "",
     seconds: Annotated[float, typer.Option(help="For one form at one size.")] = 0.4,
     results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where speed-<device>.json goes.")] = Path("results"),
@@ -35,16 +41,18 @@ def speed(
     from cooc.benchmark.speed import FORMS, SECTIONS, Options, run_speed, write_speed
 
     width, height = _numbers(picture, "x", "--picture", 2)
+    wanted = sections.replace("kernels", "direct,linear,learned,factored,segments,shih")
     with err.status("Measuring ...") as status:
         options = Options(
             device=device,
             channels=tuple(_numbers(channels, ",", "--channels")),
             batches=tuple(_numbers(batches, ",", "--batches")),
             picture=(height, width),
-            sections=tuple(sections.split(",")) if sections else SECTIONS,
+            sections=tuple(wanted.split(",")) if wanted else SECTIONS,
             forms=tuple(forms.split(",")) if forms else FORMS,
             seconds=seconds,
             progress=lambda what: status.update(f"Measuring {what}"),
+            save=lambda result: write_speed(result, results),
         )
         result = run_speed(options)
     path = write_speed(result, results)
@@ -52,7 +60,8 @@ def speed(
         typer.echo(json.dumps(result))
         return
     for section in options.sections:
-        _print_section(result, section)
+        if any(row["section"] == section for row in result["rows"]):
+            _print_section(result, section)
     _print_targets(result)
     out.print(f"Written to {path}.", markup=False)
 
@@ -87,6 +96,8 @@ def _print_targets(result: dict[str, Any]) -> None:
     load = result["load"]
     where = result["machine"]["accelerator"] or f"{result['threads']} threads, load {load['before']} .. {load['after']}"
     out.print(f"{result['device']}: {where}; copies run at {result['copy_gb_per_s']} GB/s.", markup=False)
+    if result["bfloat16_tflops"]:
+        out.print(f"A bfloat16 product of 8192 x 8192 runs at {result['bfloat16_tflops']} TFLOP/s.", markup=False)
 
 
 def _show(value: float | None, form: str = ".3g") -> str:

@@ -22,7 +22,8 @@ from cooc.kernels.memory import derived
 
 __all__ = ["TILES", "factored", "full"]
 
-TILES = ((128, 256, 4), (128, 256, 3), (256, 128, 3), (128, 128, 4))  # positions, channels, stages; the first is used
+# Positions, channels and stages of a program: the first whose channels divide those of the filter is used.
+TILES = ((128, 256, 4), (128, 256, 3), (256, 128, 3), (128, 128, 4), (128, 64, 4))
 
 
 @triton.jit
@@ -97,12 +98,12 @@ def _thresholds(A: Tensor, threshold: Tensor | None) -> Tensor:
 
 
 def full(
-    A: Tensor, filter: Tensor, threshold: Tensor | None, divisor: float, tile: tuple[int, int, int] = TILES[0]
+    A: Tensor, filter: Tensor, threshold: Tensor | None, divisor: float, tile: tuple[int, int, int] | None = None
 ) -> Tensor | None:
     """C_T with a full filter (C, C, S, S), channels-last, for bfloat16 and channels in multiples of 64; else None."""
     B, C, H, W = A.shape
     radius = filter.shape[2] // 2
-    if A.dtype != torch.bfloat16 or C % 64 or B * H * W * C >= 2**31:
+    if A.dtype != torch.bfloat16 or C % (tile[1] if tile else 64) or B * H * W * C >= 2**31:
         return None
     A = A.contiguous(memory_format=torch.channels_last)
     t = _thresholds(A, threshold)
@@ -114,7 +115,7 @@ def full(
     inner = maps[:, radius : radius + H, radius : radius + W]
     torch.mul(A.permute(0, 2, 3, 1), A.gt(t[:, None, None, None]).permute(0, 2, 3, 1), out=inner)
     out = torch.empty_like(A, memory_format=torch.channels_last)
-    BM, BN, stages = tile
+    BM, BN, stages = tile or next(tile for tile in TILES if C % tile[1] == 0)
     _convolve[(triton.cdiv(B * H * W, BM) * triton.cdiv(C, BN),)](
         maps, derived(filter, "taps", taps), A, t, out, 1 / divisor, C, H, W, B * H * W,
         RADIUS=radius, BM=BM, BN=BN, BK=64, GROUP=8, num_warps=8, num_stages=stages,
