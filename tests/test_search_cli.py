@@ -410,3 +410,20 @@ def test_bench_index(cooc: Shell, indexed: Path, tmp_path: Path) -> None:
     assert done.json["pictures"] == 9
     assert done.json["share of the bare network"] > 0
     assert (tmp_path / "index-cpu.json").is_file()
+
+
+def test_bench_index_ranking(cooc: Shell, tmp_path: Path) -> None:
+    folder = write_labelled_folder(tmp_path / "things")
+    words = ("bench", "index", folder, "--ranking", "-r", RECIPE, "--device", "cpu", "--cache", tmp_path / "cache")
+    boxed = cooc(*words, "--results", tmp_path)
+    assert boxed.code == 2
+    assert "boxes" in boxed.err
+    truth = json.loads((folder / "ground_truth.json").read_text())
+    truth["queries"] = [query | {"bbox": None} for query in truth["queries"]]
+    (folder / "ground_truth.json").write_text(json.dumps(truth))
+    done = cooc(*words, "--results", tmp_path, "--json")
+    assert done.code == 0, done
+    assert (done.json["pictures"], done.json["queries"], done.json["results"]) == (9, 6, 54)
+    assert done.json["out of place, beyond rounding"] == 0
+    assert done.json["largest difference of a score"] < 1e-5
+    assert (tmp_path / "ranking-cpu.json").is_file()

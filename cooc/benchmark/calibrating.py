@@ -25,7 +25,7 @@ __all__ = ["calibrate_recipe", "write_curve"]
 
 def calibrate_recipe(dataset: Dataset, recipe: Recipe, options: Options, made: Path | None = None) -> dict[str, Any]:
     """The curve of a recipe's scores. `made`: a folder with RECIPE.npz, arrays `database` and `queries`."""
-    database, queries = _vectors(dataset, recipe, options) if made is None else _load(made / f"{recipe.name}.npz")
+    database, queries = plain_vectors(dataset, recipe, options) if made is None else _load(made / f"{recipe.name}.npz")
     if (len(database), len(queries)) != (len(dataset.image_paths), len(dataset.queries)):
         raise InputError(
             f"{len(database)} and {len(queries)} vectors for {len(dataset.image_paths)} pictures and "
@@ -60,7 +60,8 @@ def write_curve(report: dict[str, Any], curves: Path, results: Path) -> None:
         temporary.replace(file)
 
 
-def _vectors(dataset: Dataset, recipe: Recipe, options: Options) -> tuple[Vectors, Vectors]:
+def plain_vectors(dataset: Dataset, recipe: Recipe, options: Options) -> tuple[Vectors, Vectors]:
+    """Whitened, of the database and the queries."""
     import torch
 
     whitening = find_whitening(recipe.config) if recipe.config.whitening else None

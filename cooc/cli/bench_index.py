@@ -25,15 +25,24 @@ def bench_index(
     rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured.")] = 3,
     kills: Annotated[int, typer.Option(min=0, help="Instead: kill -9 at so many random moments.")] = 0,
     seed: Annotated[int, typer.Option(help="Of those moments.")] = 0,
+    ranking: Annotated[
+        bool, typer.Option("--ranking", help="Instead: of a labelled set, compare all rankings with a matrix product.")
+    ] = False,
+    cache: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Of the vectors for that, as `cooc bench` keeps them.")
+    ] = Path(".cooc/bench"),
     results: ResultsOption = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Indexing against the bare network on the same pictures; or what kill -9 does to an index."""
+    """Indexing against the bare network on the same pictures; or what kill -9 does to an index, or how it ranks."""
+    from cooc.benchmark.agreement import compare_rankings
     from cooc.benchmark.indexing import kill_and_resume, measure_throughput, open_or_create
-    from cooc.benchmark.run import provenance
+    from cooc.benchmark.run import Options, provenance
 
     with err.status("Measuring ..."):
-        if kills:
+        if ranking:
+            name, found = "ranking", compare_rankings(folder, recipe, Options(device, workers=workers, cache=cache))
+        elif kills:
             name, opening = "kills", functools.partial(open_or_create, recipe=recipe, device=device)
             found = kill_and_resume(folder, opening, kills, seed, commit_images=1)
         else:
@@ -42,7 +51,7 @@ def bench_index(
     kind = "cuda" if found["machine"]["accelerator"] else "cpu"
     _write(found, results / f"{name}-{kind}.json")
     _show(found, as_json)
-    if found.get("problems"):
+    if found.get("problems") or found.get("out of place, beyond rounding"):
         raise typer.Exit(5)
 
 
@@ -50,7 +59,9 @@ def bench_search(
     count: Annotated[int, typer.Option(min=1000, help="Vectors.")] = 100_000,
     dim: Annotated[int, typer.Option(min=2, help="Numbers in each.")] = 512,
     k: Annotated[int, typer.Option("-k", min=1, help="Results of a query.")] = 100,
-    peers: Annotated[bool, typer.Option(help="Build the graphs of faiss and hnswlib as well; takes long.")] = True,
+    peers: Annotated[
+        str, typer.Option(metavar="NAMES", help="Libraries whose graphs are built as well, which takes long; or none.")
+    ] = "faiss,hnswlib",
     place: Annotated[Path | None, typer.Option(metavar="FOLDER", help="For the temporary index.")] = None,
     keep: Annotated[
         Path | None,
@@ -65,8 +76,9 @@ def bench_search(
     from cooc.benchmark.run import provenance
     from cooc.cli.search_speed import measure_search
 
+    libraries = [] if peers == "none" else peers.split(",")
     with err.status("Measuring ...") as status, tempfile.TemporaryDirectory(dir=place) as folder:
-        found = measure_search(keep or Path(folder), count, dim, k, peers, seed, recipe, status.update)
+        found = measure_search(keep or Path(folder), count, dim, k, libraries, seed, recipe, status.update)
     found |= provenance("cpu")
     size = f"{count // 1_000_000}m" if count % 1_000_000 == 0 else f"{count // 1000}k"
     _write(found, results / f"search-{size}.json")

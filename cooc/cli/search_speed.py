@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.benchmark.synthetic import Vectors, blocks, make_index, record
+from cooc.errors import UnknownNameError
 from cooc.store import StoreMeta
 from cooc.stores import create_store, open_store
 
@@ -58,7 +59,7 @@ def measure_search(
     count: int,
     dim: int,
     k: int,
-    peers: bool,
+    peers: Sequence[str],
     seed: int,
     recipe: str = "",
     say: Say = lambda text: None,
@@ -68,6 +69,9 @@ def measure_search(
     Both sides of each ratio are measured turn by turn in this process; opening and memory in a fresh one. Indexes and
     graphs that are in `folder` already are not built again.
     """
+    for name in peers:
+        if name not in PEERS:
+            raise UnknownNameError("library", name, PEERS)
     made = make_index(folder, count, dim, seed, recipe, say=say)
     vectors, queries = made.vectors, made.queries
     if not (folder / "empty").exists():
@@ -86,7 +90,8 @@ def measure_search(
     say("exact search")
     batched, one, truth = _exact(store, vectors, queries, k)
     say("approximate search")
-    approximate, recalls = _approximate(store, vectors, queries, truth, PEERS if peers else {}, folder, say)
+    chosen = {name: PEERS[name] for name in peers}
+    approximate, recalls = _approximate(store, vectors, queries, truth, chosen, folder, say)
     store.close()
     size = 4 * count * dim
     ratios = {"exact, batched": batched["cooc"] / batched["faiss"], "exact, one by one": one["cooc"] / one["faiss"]}
