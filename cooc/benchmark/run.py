@@ -39,7 +39,7 @@ from cooc.recipes import Recipe
 from cooc.reranking import alpha_expansion, average_expansion, database_augmentation, rank, rerank
 from cooc.whitening import Storage, Whitening, fit_pca, save
 
-__all__ = ["WAYS", "Options", "provenance", "raw_vectors", "run", "write_result"]
+__all__ = ["WAYS", "Options", "provenance", "raw_vectors", "run", "whitened_vectors", "write_result"]
 
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -124,6 +124,12 @@ def run(
         )
     keep({whitening.meta["space"]: whitening for whitening in raw.fitted.values()})
     return results
+
+
+def whitened_vectors(dataset: Dataset, recipes: Sequence[Recipe], options: Options) -> list[tuple[Vectors, Vectors]]:
+    """Database and queries as each recipe describes and whitens them."""
+    raw = _raw_of(dataset, recipes, options)
+    return [raw.vectors(recipe, raw.whitening(recipe)) for recipe in recipes]
 
 
 def save_whitenings(fitted: dict[str, Whitening], folder: Path | None, storage: Storage) -> None:
