@@ -1,0 +1,128 @@
+"""Milvus for the tests: the standalone server that the package `milvus` carries, and milvus-lite in a file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+SPARE = 8  # collections that are made before they are asked for
+DIM = 16  # of their vectors
+
+# How often the server's parts look for something to do. As it comes, a strong read takes 400 ms, most of it waiting.
+SETTINGS = {
+    "PROXY_TIMETICKINTERVAL": "20",
+    "QUERYCOORD_CHECKCHANNELINTERVAL": "50",
+    "QUERYCOORD_CHECKSEGMENTINTERVAL": "50",
+    "QUERYCOORD_CHECKINTERVAL": "50",
+    "QUERYCOORD_DISTPULLINTERVAL": "50",
+}
+
+PREPARE = """
+import sys, milvus
+milvus.MilvusServerConfig(data_dir=sys.argv[1], proxy_port=int(sys.argv[2])).resolve()
+milvus._initialize_data_files(sys.argv[1])
+"""
+
+
+class MilvusLite:
+    """One process may open a file: what is about several is tested on the server."""
+
+    requires = "milvus_lite"
+
+    def address(self, folder: Path) -> str:
+        return f"milvus://{folder}/index.db/photos"
+
+
+class Milvus:
+    """A server on a port of this machine.
+
+    Loading a collection takes it three seconds, in which it mostly waits. So there are always some ahead, empty and
+    loaded, that `create_store` finds as if somebody had been interrupted while making them.
+    """
+
+    requires = "milvus"
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="cooc-milvus-"))
+        self.process: subprocess.Popen[bytes] | None = None
+        self.port, self._health = free_port(), free_port()
+        # What the package's own starter does, but for running the server: that has to be killed and started again.
+        subprocess.run([sys.executable, "-c", PREPARE, str(self.folder), str(self.port)], check=True)
+        self.start()
+        self._makers, self._made = ThreadPoolExecutor(SPARE), 0
+        self._ahead: deque[Future[str]] = deque(self._makers.submit(self._make, i) for i in range(SPARE))
+        self._given: dict[Path, str] = {}
+
+    def url(self, name: str, options: str = "") -> str:
+        return f"milvus://127.0.0.1:{self.port}/{name}?timeout=20{options}"
+
+    def address(self, folder: Path) -> str:
+        if folder not in self._given:
+            self._given[folder] = self._ahead.popleft().result()
+            self._made += 1
+            self._ahead.append(self._makers.submit(self._make, SPARE + self._made))
+        return self._given[folder]
+
+    def _make(self, number: int) -> str:
+        from cooc.stores.milvus import prepare_collection
+
+        address = self.url(f"test_{number}")
+        prepare_collection(address, DIM)
+        return address
+
+    def start(self) -> None:
+        programs = self.folder / "bin"
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [programs / "milvus", "run", "standalone"],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                cwd=self.folder,
+                env=os.environ
+                | SETTINGS
+                | {
+                    "DEPLOY_MODE": "STANDALONE",
+                    "LD_LIBRARY_PATH": str(programs),
+                    "METRICS_PORT": str(self._health),
+                    "MILVUS_RUN_DIR": str(self.folder / "run"),
+                },
+            )
+        ends = time.monotonic() + 120
+        while not self._healthy():
+            assert self.process.poll() is None, (self.folder / "log").read_text()[-5000:]
+            assert time.monotonic() < ends, (self.folder / "log").read_text()[-5000:]
+            time.sleep(0.1)
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._health}/healthz", timeout=5) as answer:
+                return b"OK" in answer.read()
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        self._makers.shutdown(cancel_futures=True)
+        self.kill()
+        shutil.rmtree(self.folder)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
