@@ -8,6 +8,7 @@
     training.py       train, filter show | compress | import
     benching.py       bench DATASET, data list | check | where; registers the other benchmarks
     bench_index.py    bench index, bench search
+    bench_scale.py    bench scale
     bench_store.py    bench store
     speed.py          bench speed
     reporting.py      tables, figures, bench compare
