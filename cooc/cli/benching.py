@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cooc.cli import app, err, out
 from cooc.cli.bench_index import bench_index, bench_search
+from cooc.cli.bench_scale import bench_scale
 from cooc.cli.bench_store import bench_store
 from cooc.cli.reporting import compare
 from cooc.cli.serving import bench_serve
@@ -41,6 +42,7 @@ bench.command("index")(bench_index)
 bench.command("search")(bench_search)
 bench.command("store")(bench_store)
 bench.command("serve")(bench_serve)
+bench.command("scale")(bench_scale)
 
 
 @bench.command("dataset")
