@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from cooc.cli import app, err, out
+from cooc.cli.bench_cost import bench_compact, bench_engines, bench_growth
 from cooc.cli.bench_index import bench_index, bench_search
 from cooc.cli.bench_scale import bench_scale
 from cooc.cli.bench_store import bench_store
@@ -43,6 +44,9 @@ bench.command("search")(bench_search)
 bench.command("store")(bench_store)
 bench.command("serve")(bench_serve)
 bench.command("scale")(bench_scale)
+bench.command("engines")(bench_engines)
+bench.command("compact")(bench_compact)
+bench.command("growth")(bench_growth)
 
 
 @bench.command("dataset")
