@@ -285,7 +285,7 @@ def linear_pooling(
     A = A.contiguous()
     B, C, H, W = A.shape
     sums, factor, parts = _mean(A, None)
-    planes = 16
+    planes = 16 if W <= 32 else 8  # as many as the registers of one warp hold
     blocks, rows = triton.cdiv(C, planes), _rows(A, planes)
     segments = triton.cdiv(H, rows)
     t, totals = A.new_empty(2, B, dtype=torch.float32).unbind()
@@ -298,7 +298,7 @@ def linear_pooling(
     weights = A.new_empty(B, 2, H * W, dtype=torch.float32)
     _weights[(B,)](
         maps, weights, totals, 1 - eps, 1 / divisor, blocks, H, W,
-        RADIUS=radius, BH=_power(H), BW=_power(W), UNROLL=8, num_warps=8,
+        RADIUS=radius, BH=_power(H), BW=_power(W), UNROLL=8 if H * W <= 1024 else 2, num_warps=8,
     )  # fmt: skip
     out = A.new_empty(B, C, dtype=torch.float32)
     _pool[triton.cdiv(C, 8), B](
