@@ -44,10 +44,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Results:
-    """Result files by data set and recipe, and those of `cooc bench speed` by device."""
+    """Result files by data set and recipe, those of `cooc bench speed` by device, and the others by file name."""
 
     by_name: dict[tuple[str, str], Result]
     speed: dict[str, Result]
+    other: dict[str, Result] = field(default_factory=dict)
 
     def choose(self, recipes: Sequence[str], datasets: Iterable[str]) -> str | None:
         """The first of the recipes that was measured on any of the data sets."""
@@ -65,6 +66,7 @@ def load_results(folder: str | Path) -> Results:
     """All result files of a folder. One that cannot be read is an error: a table must not lose a row silently."""
     by_name: dict[tuple[str, str], Result] = {}
     speed: dict[str, Result] = {}
+    other: dict[str, Result] = {}
     for path in sorted(Path(folder).glob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -72,11 +74,13 @@ def load_results(folder: str | Path) -> Results:
                 speed[path.stem.removeprefix("speed-")] = content
             elif "--" in path.name:
                 by_name[content["dataset"], content["recipe"]] = content
+            else:
+                other[path.stem] = content
         except (ValueError, KeyError, TypeError) as error:
             raise DatasetError(
                 f"{path} is no result file of cooc ({error!r}). Measure it again, or remove it."
             ) from error
-    return Results(by_name, speed)
+    return Results(by_name, speed, other)
 
 
 # The paper's tables
@@ -225,6 +229,67 @@ def recipes(results: Results) -> Table:
     return Table("All measured recipes", ["recipe", "dim", *MEASURED], rows, note, sources(used))
 
 
+def engines(results: Results) -> Table:
+    """Networks on a CPU by every engine that was tried."""
+    found = results.other.get("engines-cpu")
+    rows = [
+        [
+            row["backbone"],
+            f"{row['width']} x {row['height']}",
+            row["engine"],
+            _short(row["ms"]),
+            "-" if row["times_faster"] is None else f"{row['times_faster']:.2f}",
+            row["note"] if row["error"] is None else f"{row['error']:.0e}",
+        ]
+        for row in (found["rows"] if found else [])
+    ]
+    note = "Milliseconds for one picture; times faster than the default, the first row; error: relative distance to it."
+    headings = ["network", "pixels", "engine", "ms", "times faster", "error"]
+    return Table("Networks on a CPU", headings, rows, note, sources([found] if found else []))
+
+
+def compact(results: Results) -> Table:
+    """mAP that is lost by each storage: one line for each set and recipe."""
+    rows: list[list[str]] = []
+    files = [result for name, result in results.other.items() if name.startswith("compact-")]
+    kinds = list(dict.fromkeys(row["storage"] for result in files for row in result["rows"]))
+    for result in files:
+        for recipe in dict.fromkeys(row["recipe"] for row in result["rows"]):
+            cells = {row["storage"]: row for row in result["rows"] if row["recipe"] == recipe}
+            for protocol in cells["float32"]["mAP"]:
+                name = f"{result['dataset']}, {protocol}"
+                changes = [f"{cells[k]['change'][protocol]:+.2f}" if k in cells else "-" for k in kinds[1:]]
+                plain = f"{cells['float32']['mAP'][protocol]:.2f}"
+                rows.append([name, f"`{recipe}`", plain, *("0.00" if c[1:] == "0.00" else c for c in changes)])
+    note = "mAP in percent with float32, and what each storage changes of it."
+    sizes = {row["storage"]: row["bytes"] for result in files for row in result["rows"] if row["dim"] == 512}
+    headings = [f"{kind} ({sizes.get(kind, '-')} bytes)" for kind in kinds]
+    return Table("Compact vectors of 512 numbers", ["set", "recipe", *headings], rows, note, sources(files))
+
+
+def growth(results: Results) -> Table:
+    """Time, memory and disk by the number of images."""
+    found = results.other.get("growth-cpu")
+    rows = [
+        [
+            row["storage"],
+            f"{row['images']:,}",
+            f"{row['adding, images per second']:.0f}",
+            f"{row['adding, memory in MB']['most']:.0f}",
+            f"{row['on disk, MB']:.1f}",
+            f"{row['on disk, bytes per image']:.0f}",
+            f"{row['first search, seconds']:.2f}",
+            _short(row["exact search, ms"]),
+            f"{row['searching, memory in MB']:.0f}",
+        ]
+        for row in (found["rows"] if found else [])
+    ]
+    headings = ["storage", "images", "added per second", "memory while adding, MB", "on disk, MB", "bytes per image"]
+    headings += ["first search, s", "exact search, ms", "memory while searching, MB"]
+    note = "Synthetic vectors. Memory beyond mapped files, the most that was held; on disk with metadata and cache."
+    return Table("Growth of an index", headings, rows, note, sources([found] if found else []))
+
+
 TABLES: dict[str, Callable[[Results], Table]] = {
     "readme": readme,
     **{name: partial(published, table) for name, table in paper.TABLES.items()},
@@ -232,6 +297,9 @@ TABLES: dict[str, Callable[[Results], Table]] = {
     "performance": performance,
     "learned": learned,
     "recipes": recipes,
+    "engines": engines,
+    "compact": compact,
+    "growth": growth,
 }
 
 
