@@ -20,7 +20,8 @@ class Folder:
     steady = False
 
     def __init__(self, root: Path) -> None:
-        self.root, self.url = root, str(root)
+        self.root = Path(os.path.abspath(root))  # noqa: PTH100 (links keep the names that they have)
+        self.url = str(self.root)
 
     def name(self, address: str | os.PathLike[str]) -> str:
         return relative_path(self.root, address)
@@ -56,7 +57,7 @@ class Folder:
 
     def state(self, file: Entry) -> State | None:
         try:
-            status = (self.root / file.name).stat()
+            status = os.stat(f"{self.url}/{file.name}")  # noqa: PTH116
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 return None
