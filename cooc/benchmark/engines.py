@@ -8,12 +8,14 @@ faster to be worth a dependency.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -102,6 +104,9 @@ def run_engines(
         "rows": [],
         **provenance("cpu"),
     }
+    for package in ("onnxruntime", "openvino"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            result["versions"][package] = metadata.version(package)
     for backbone in backbones:
         activations = build_backbone(backbone, weights=load_weights(BACKBONES[backbone].weights))
         for size in sizes:
