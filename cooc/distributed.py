@@ -20,6 +20,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -89,6 +90,8 @@ class OnRay:
         run = _Run(ray, self, source, decide, itertools.chain(first, remaining))
         try:
             yield from run.results()
+        except ray.exceptions.RayError as error:
+            raise CoocError(f"The Ray cluster is gone ({error}). Run it again: it goes on where it was.") from error
         finally:
             run.close()
             if connected:
@@ -131,12 +134,7 @@ class _Run:
     running: dict[Any, tuple[_Worker, _Chunk]] = field(default_factory=dict)
 
     def results(self) -> Iterator[Described]:
-        total = self.ray.cluster_resources()
-        gpus = int(total.get("GPU", 0)) if self.engine.device != "cpu" else 0
-        count = self.engine.workers or gpus or max(1, int(total.get("CPU", 1)))
-        share = max(1, int(total.get("CPU", 1)) // count) if gpus else 1
-        self.options = {"num_cpus": share, "num_gpus": 1 if gpus else 0}
-        for _ in range(count):
+        for _ in range(self._plan()):
             self._start()
         began = time.monotonic()
         while True:
@@ -156,10 +154,24 @@ class _Run:
                 began = time.monotonic()
 
     def close(self) -> None:
-        for worker in [*self.starting.values(), *self.ready]:
-            self.ray.kill(worker.actor)
+        with suppress(Exception):  # a cluster that is gone has no workers to end
+            for worker in [*self.starting.values(), *self.ready]:
+                self.ray.kill(worker.actor)
 
     # workers
+
+    def _plan(self) -> int:
+        """How many, and what each has: a GPU with its share of the machine's cores, or, where there is none, a core."""
+        machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        with_gpu = [machine for machine in machines if machine.get("GPU", 0) >= 1]
+        if self.engine.device == "cuda" and not with_gpu:
+            raise InputError("The cluster has no GPU: use --device cpu, or let a machine with one join.")
+        if with_gpu and self.engine.device != "cpu":
+            cores = min(machine.get("CPU", 1) / machine["GPU"] for machine in with_gpu)
+            self.options = {"num_cpus": max(1, int(cores)), "num_gpus": 1}
+            return self.engine.workers or int(sum(machine["GPU"] for machine in with_gpu))
+        self.options = {"num_cpus": 1, "num_gpus": 0}
+        return self.engine.workers or max(1, int(sum(machine.get("CPU", 0) for machine in machines)))
 
     def _start(self) -> None:
         """Wherever there is room; while there is none, it waits, and comes to a machine that joins."""

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 from cooc import distributed, indexing
 from cooc.cli import app
 from cooc.descriptor import Descriptor
-from cooc.distributed import OnRay
-from cooc.errors import CoocError, StoreMismatchError
+from cooc.distributed import Describer, OnRay
+from cooc.errors import CoocError, InputError, StoreMismatchError
 from cooc.image_search import ImageSearch
-from cooc.indexing import Report
+from cooc.indexing import Candidate, Report
+from cooc.sources import Folder
 from tests.tiny import BACKBONE, RECIPE, descriptor, make_descriptor, write_photos
 
 MEMORY = 80 << 20  # of an object store, in bytes
@@ -136,9 +137,24 @@ def test_workers_that_cannot_describe(cluster: Cluster, photos: Path, tmp_path: 
     with create(tmp_path / "index", photos) as search:
         with pytest.raises(CoocError, match="no weights on this machine"):
             search.index([photos], engine=OnRay(broken, workers=1))
+        with pytest.raises(InputError, match="no GPU"):
+            search.index([photos], engine=OnRay(build, device="cuda"))
         with pytest.raises(StoreMismatchError, match="other weights"):
             search.index([photos], engine=OnRay(build, "0" * 32, workers=1))
         assert len(search.store) == 0
+
+
+def decode_in_processes(folder: Path) -> list[object]:
+    worker = Describer(build, Folder(folder), 1, 0)
+    worker.decoders = 1  # as beside a GPU
+    files = [Candidate(file, None) for file in worker.source.entries("", follow=False, on_error=print)]
+    return worker.describe(worker.examine(files))[0]
+
+
+def test_a_worker_may_decode_in_processes(cluster: Cluster, tmp_path: Path) -> None:
+    paths = write_photos(tmp_path / "photos", 3)
+    vectors = ray.get(ray.remote(decode_in_processes).remote(tmp_path / "photos"))
+    np.testing.assert_allclose(np.stack(vectors), descriptor()(paths).numpy(), atol=1e-5)
 
 
 def test_no_cluster_is_needed_where_nothing_changed(photos: Path, tmp_path: Path) -> None:
