@@ -43,7 +43,7 @@ from cooc.stores._copying import copy_to_folder
 from cooc.stores._postgres import Address, Connection, Query, Server
 
 APPROXIMATE_FROM = 20_000  # images
-MATCHING = 20_000  # images that pass a filter, up to which they are scanned
+MATCHING, MATCHING_SHARE = 20_000, 0.2  # images that pass a filter, and their share, up to which they are scanned
 REBUILD_FROM = 0.2  # share of the graph's images that were removed
 DIMENSIONS, GRAPH_DIMENSIONS, INLINE_DIMENSIONS = 16_000, 4000, 2000  # of a vector, in a graph, in the row itself
 M, EF_CONSTRUCTION = 16, 100
@@ -301,13 +301,14 @@ class PostgresStore:
 
     def _effort(self, connection: Connection, where: Filter | None) -> int:
         """0 where there is no graph, or so few images pass the filter that they are better scanned."""
-        effort = _state(connection).effort
+        state = _state(connection)
         condition, values = _matching(where)
-        if effort and values:
+        if state.effort and values:
+            few = min(MATCHING, int(MATCHING_SHARE * state.images))
             count = f"SELECT count(*) FROM (SELECT FROM images WHERE {condition} LIMIT %s) passing"
-            row = connection.execute(count, (*values, MATCHING)).fetchone()
-            effort = effort if row == (MATCHING,) else 0
-        return effort
+            if connection.execute(count, (*values, few)).fetchone() != (few,):
+                return 0
+        return state.effort
 
     def _exact(
         self, connection: Connection, queries: Vectors, k: int, where: Filter | None
