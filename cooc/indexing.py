@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -377,12 +377,13 @@ class _Run:
 
         def count() -> None:
             total = 0
-            for name in names:
-                for _ in self.source.entries(name, follow=follow, on_error=lambda name, reason: None):
-                    total += 1
-                    if over.is_set():
-                        return
-            self.report.total = total
+            with suppress(CoocError):  # what cannot be listed now is told by the run itself
+                for name in names:
+                    for _ in self.source.entries(name, follow=follow, on_error=lambda name, reason: None):
+                        total += 1
+                        if over.is_set():
+                            return
+                self.report.total = total
 
         if self.progress is not None and self.source.cheap:
             threading.Thread(target=count, daemon=True).start()
