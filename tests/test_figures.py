@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from cooc.benchmark.datasets import load_dataset
 from cooc.benchmark.figures import FIGURES, Inputs, cooccurrence_vectors, draw, landmarks, save
+from cooc.benchmark.growth import run_growth
 from cooc.benchmark.run import Options, run, write_result
 from cooc.cli import app, reporting
 from cooc.cooccurrence import Cooccurrence
@@ -30,6 +32,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     options = Options(device="cpu", dtype="float32", workers=0, cache=folder / "cache", expansions=("none",))
     for result in run(dataset, [find_recipe("ucrow+raw+size=96"), find_recipe("crow+raw+size=96")], options):
         write_result(result, folder / "results")
+    (folder / "results" / "growth-cpu.json").write_text(json.dumps(run_growth([10, 20], ["float32", "int4"], 64)))
     torch.manual_seed(0)
     layer = Cooccurrence("factored", channels=512, rank=1)
     with torch.no_grad():
@@ -114,6 +117,6 @@ def test_the_command_draws_what_it_can(inputs: Inputs, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["figures", "--device", "cpu", *common])
     assert done.exit_code == 3, done.output
     drawn = {path.stem for path in (tmp_path / "out").iterdir()}
-    assert drawn == {"spatial", "filters", "precision-recall"}
+    assert drawn == {"spatial", "filters", "precision-recall", "growth"}
     assert "learned-maps: left out. This filter is for 16 channels" in done.stderr
     assert "correlation: left out." in done.stderr

@@ -8,6 +8,7 @@
     learned-maps       Fig. 8   direct and learned co-occurrences over pictures
     precision-recall            mean curves of recipes, from result files
     best-worst                  the best and the worst queries with their ten nearest pictures
+    growth                      time, memory and disk by the number of images, from results/growth-cpu.json
 
 Needs the extra `figures` (matplotlib). Photographs come from the user's own data set, or from scikit-image's
 public-domain ones; figures that show a data set's photos are for looking at, its licence says what may be passed on.
@@ -341,6 +342,29 @@ def _square(pixels: Pixels) -> Pixels:
     return pixels[top : top + side, left : left + side]
 
 
+def growth(inputs: Inputs) -> Figure:
+    """Adding, memory while adding, disk and exact search, against the number of images; both axes logarithmic."""
+    found = load_results(inputs.results).other.get("growth-cpu")
+    if found is None:
+        raise DatasetError(f"{inputs.results} has no growth-cpu.json: run cooc bench growth first.")
+    panels: dict[str, Callable[[dict[str, Any]], float]] = {
+        "adding, seconds": lambda row: float(row["adding, seconds"]),
+        "memory while adding, MB": lambda row: float(row["adding, memory in MB"]["most"]),
+        "on disk, MB": lambda row: float(row["on disk, MB"]),
+        "exact search, ms": lambda row: float(row["exact search, ms"]),
+    }
+    figure = _page(10, 3)
+    for ax, (title, value) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        for storage, colour in zip(dict.fromkeys(row["storage"] for row in found["rows"]), LINES, strict=False):
+            rows = [row for row in found["rows"] if row["storage"] == storage]
+            ax.plot([row["images"] for row in rows], [value(row) for row in rows], "o-", color=colour, label=storage)
+        ax.set(xscale="log", yscale="log", xlabel="images")
+        ax.set_title(title, loc="left", fontsize=10)
+        ax.grid(color="#e8e8ea", linewidth=0.8)
+    ax.legend(frameon=False)
+    return figure
+
+
 # For `cooc bench compare`
 
 
@@ -387,6 +411,7 @@ FIGURES: dict[str, tuple[Callable[[Inputs], Figure], str]] = {  # name -> how to
     "learned-maps": (learned_maps, ".jpg"),
     "precision-recall": (precision_recall, ".svg"),
     "best-worst": (best_worst, ".jpg"),
+    "growth": (growth, ".svg"),
 }
 
 

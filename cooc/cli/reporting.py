@@ -81,7 +81,7 @@ def figures(
     size: Annotated[int, typer.Option(help="Longest side of the pictures.")] = 512,
     device: DeviceOption = "auto",
 ) -> None:
-    """Draw the paper's figures: correlation, spatial, filters, learned-maps, precision-recall, best-worst.
+    """Draw the paper's figures: correlation, spatial, filters, learned-maps, precision-recall, best-worst; and growth.
 
     Without a name all are drawn; those whose material is missing are left out and reported (exit code 3).
     """
