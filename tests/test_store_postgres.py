@@ -79,15 +79,16 @@ def test_the_graph(server: servers.Postgres, tmp_path: Path, monkeypatch: pytest
 
 def graphs(store: postgres.PostgresStore) -> list[tuple[int, int]]:
     """Number, and how often it was used."""
-    rows = store._server.read(
-        lambda connection: connection.execute(
-            "SELECT indexrelid::int8, pg_stat_force_next_flush() IS NULL, idx_scan FROM pg_stat_user_indexes"
-            " JOIN pg_class i ON i.oid = indexrelid JOIN pg_am a ON a.oid = relam"
-            " WHERE amname = 'hnsw' AND schemaname = %s",
+
+    def work(connection: postgres.Connection) -> list[tuple[int, int]]:
+        connection.execute("SELECT pg_stat_force_next_flush()")  # of this connection, which has done the searching
+        return connection.execute(
+            "SELECT indexrelid::int8, idx_scan FROM pg_stat_user_indexes JOIN pg_class i ON i.oid = indexrelid"
+            " JOIN pg_am a ON a.oid = relam WHERE amname = 'hnsw' AND schemaname = %s",
             (store.address.schema,),
         ).fetchall()
-    )
-    return [(number, used) for number, _, used in rows]
+
+    return store._server.read(work)
 
 
 @pytest.mark.parametrize("dim", [2001, 4001, 16_000])
