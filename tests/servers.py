@@ -167,10 +167,9 @@ def main(name: str) -> None:
     assert isinstance(running, Server)
     process: subprocess.Popen[bytes] = vars(running)["process"]
     print(f"{running.address(Path('bench'))}  process {process.pid}  (Ctrl-C ends it)", flush=True)
-    try:
-        signal.pause()
-    except KeyboardInterrupt:
-        running.end()
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends := {signal.SIGINT, signal.SIGTERM})
+    signal.sigwait(ends)
+    running.end()
 
 
 if __name__ == "__main__":
