@@ -27,6 +27,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from pymilvus import DataType, MilvusClient
+from pymilvus.exceptions import MilvusException
 
 from cooc.errors import CoocError, InputError, StoreError
 from cooc.store import (
@@ -383,6 +384,8 @@ class MilvusStore:
             fetch = LIMIT if fetch < LIMIT < 4 * fetch else 4 * fetch
         if rest:
             self._scan(state, [best[row] for row in rest], condition)
+        if where in (None, Filter()) and any(len(one.ids) < k for one in best):  # committed rows are not there
+            raise MilvusException(message="the collection is not fully loaded: it gives fewer images than it has")
         return best
 
     def _candidates(self, state: State, best: list[_Best], which: list[int], fetch: int, condition: str) -> list[int]:
