@@ -514,3 +514,46 @@ def test_an_interrupted_creation_leaves_no_index(tmp_path: Path) -> None:
     (tmp_path / "index.new").write_bytes(b"half")
     with create_store(str(tmp_path), META) as store:
         assert len(store) == 0
+
+
+@pytest.mark.parametrize("many", [1, 10, 5000])
+def test_lists_of_a_time_are_the_same_by_any_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    monkeypatch.setattr("cooc.stores._rows.MANY", many)
+    records = [record(f"{i % 3}/{i:03}.jpg", taken=f"20{10 + i % 7}-01-01" if i % 5 else None) for i in range(200)]
+    with create_store(str(tmp_path / "index"), META) as store:
+        store.add(records, random_vectors(200))
+        for where in (
+            Filter(None, "2012"),
+            Filter(None, None, "2013"),
+            Filter("1", "2012", "2014"),
+            Filter("1"),
+            Filter(None, "2030"),
+        ):
+            expected = sorted((r for r in records if where.matches(r)), key=lambda r: r.path)
+            assert list(store.records(where)) == expected
+            pages, after = list[str](), None
+            while page := list(store.records(where, after=after, limit=7)):
+                pages += [r.path for r in page]
+                after = page[-1].path
+            assert pages == [r.path for r in expected]
+
+
+def test_a_filter_that_is_remembered_follows_changes(tmp_path: Path) -> None:
+    model, where = Model(), Filter("a")
+    with create_store(str(tmp_path / "index"), META) as store:
+        for batch in range(3):
+            for target in (store, model):
+                target.add(
+                    [record(f"{name}/{batch}-{i}.jpg") for name in "ab" for i in range(20)], random_vectors(40, batch)
+                )
+                target.remove([f"a/{batch}-3.jpg"])
+            for _ in range(2):
+                assert_same_search(store, model, random_vectors(2, seed=60), 10, where=where)
+        chosen = [r.id for r in store.records(where, limit=4)]
+        tagged = Filter("a", tags=frozenset({"good"}))
+        for count in (1, 4):
+            store.tag(chosen[:count], add=["good"])
+            assert len(store.search(random_vectors(1), 10, where=tagged).ids[0]) == count
+        for n in range(100):
+            store.search(random_vectors(1), 5, where=Filter(f"x{n}"))
+        assert len(store.search(random_vectors(1), 100, where=where).ids[0]) == 57

@@ -9,8 +9,10 @@ do, gives scores that are good to float32.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -29,6 +31,7 @@ SPARE = 8  # candidates beyond k: enough unless there are many copies of a pictu
 BLOCK = 16_384  # rows gathered at once for a filter
 MANY = 256  # queries: from here on faiss is faster than BLAS with a partition
 WIDTH = 1 << 24  # scores held at once
+FILTERS = 32  # remembered, with a bit for each image
 _scanning = threading.Lock()  # a scan uses all cores: threads that scan side by side only wait for each other's
 
 
@@ -71,6 +74,20 @@ class View:
     live: NDArray[np.bool_]  # (n,)
     count: int  # of live slots
     graph: Graph | None = None
+    _filters: OrderedDict[Hashable, NDArray[np.uint8]] = field(default_factory=OrderedDict)
+
+    def chosen(self, where: Hashable) -> Slots | None:
+        """The slots that were found for a filter, in order: pages of results ask for the same ones again and again."""
+        bits = self._filters.get(where)
+        return None if bits is None else np.flatnonzero(np.unpackbits(bits, count=len(self.live)))
+
+    def remember(self, where: Hashable, slots: Slots) -> None:
+        live = np.zeros(len(self.live), np.bool_)
+        live[slots] = True
+        self._filters[where] = np.packbits(live)
+        while len(self._filters) > FILTERS:
+            with suppress(KeyError):  # another thread was faster
+                self._filters.popitem(last=False)
 
     def vectors(self, slots: Slots) -> Vectors:
         return self.coding.decode(self.codes(slots))

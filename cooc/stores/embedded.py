@@ -45,7 +45,19 @@ from cooc.stores import _database
 from cooc.stores._cache import Cache
 from cooc.stores._coding import Coding
 from cooc.stores._database import WriterLock, connect, database, explained, require, show
-from cooc.stores._rows import RECORD, State, drop, each, matching, read_meta, read_state, record, renumber
+from cooc.stores._rows import (
+    RECORD,
+    State,
+    drop,
+    each,
+    find_slots,
+    in_order,
+    matching,
+    read_meta,
+    read_state,
+    record,
+    renumber,
+)
 
 APPROXIMATE_FROM = 200_000  # images: an exact search then takes about 40 ms on two cores
 RENUMBER_FROM = 0.1  # share of removed slots from which compacting gives all slots out anew
@@ -239,13 +251,16 @@ class EmbeddedStore:
     def records(
         self, where: Filter | None = None, after: str | None = None, limit: int | None = None
     ) -> Iterator[Record]:
-        condition, values = matching(where)
         last = b"" if after is None else path_bytes(after)
+        with self._reading() as connection:
+            table = in_order(connection, where)
         while limit is None or limit > 0:
             size = PAGE if limit is None else min(PAGE, limit)
+            condition, values = matching(where, last)
+            chosen = f"SELECT slot FROM {table} WHERE {condition} ORDER BY path LIMIT ?"  # nothing larger is sorted
             with self._reading() as connection:
                 rows = connection.execute(
-                    f"{RECORD} WHERE path > ? AND {condition} ORDER BY path LIMIT ?", (last, *values, size)
+                    f"{RECORD} WHERE slot IN ({chosen}) ORDER BY path", (*values, size)
                 ).fetchall()
             yield from map(record, rows)
             if len(rows) < size:
@@ -284,10 +299,11 @@ class EmbeddedStore:
             view = self._cache.view(connection)
             slots = None
             if where is not None and where != Filter():
-                condition, values = matching(where)
-                rows = connection.execute(f"SELECT slot FROM images WHERE {condition}", values)
-                slots = np.fromiter((slot for (slot,) in rows), np.int64)
-                slots.sort()
+                slots = view.chosen(where)
+                if slots is None:
+                    slots = find_slots(connection, where)
+                    if not where.tags:  # they change without a new view
+                        view.remember(where, slots)
         approximate = view.count >= APPROXIMATE_FROM if exact is None else not exact
         scores, found = view.search(queries, k, slots, approximate)
         names = view.ids(found.ravel()).tobytes().hex()
