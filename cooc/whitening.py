@@ -101,28 +101,61 @@ def whiten(vectors: Tensor, whitening: Whitening) -> Tensor:
 # --- fitting ---------------------------------------------------------------------------------------------------------
 
 
-def fit_pca(vectors: Vectors, dim: int, *, exponent: float = 0.5, meta: Mapping[str, str] | None = None) -> Whitening:
-    """PCA whitening from (N, D) vectors, through the N x N or the D x D matrix, whichever is smaller."""
+def fit_pca(
+    vectors: Vectors,
+    dim: int,
+    *,
+    exponent: float = 0.5,
+    shrinkage: float = 0.0,
+    meta: Mapping[str, str] | None = None,
+) -> Whitening:
+    """PCA whitening from (N, D) vectors, through the N x N or the D x D matrix, whichever is smaller.
+
+    shrinkage: so much of the mean variance is added to every variance. Few samples make weak directions look weaker
+    than they are, and whitening would blow them up; with it, `dim` may also exceed what the samples span.
+    """
     count, columns = _shape(vectors)
     if count >= columns:
-        return fit_pca_streaming(_chunks(vectors), dim, exponent=exponent, meta=meta)
+        return fit_pca_streaming(_chunks(vectors), dim, exponent=exponent, shrinkage=shrinkage, meta=meta)
     _refuse_nonfinite(vectors)
     x = _drop_zeros(_unit_rows(vectors))  # (N, D)
-    _check_dim(dim, len(x), columns, exponent)
+    _check_dim(dim, len(x), columns, exponent, shrinkage)
     mean = x.mean(dim=0)
     x = x - mean
-    values, sides = _largest(x @ x.T / (len(x) - 1), dim, len(x))
-    return _assemble("pca", mean, F.normalize(sides @ x, dim=1), values, exponent, len(x), meta)
+    values, sides = _largest(x @ x.T / (len(x) - 1), min(dim, len(x) - 1), len(x))
+    axes = F.normalize(sides @ x, dim=1)
+    if dim > len(axes):
+        axes, values = _completed(axes, dim), F.pad(values, (0, dim - len(values)))
+    values = values + shrinkage * float(x.square().sum()) / (len(x) - 1) / columns
+    return _assemble("pca", mean, axes, values, exponent, len(x), _with(shrinkage, meta))
+
+
+def _completed(axes: Tensor, dim: int) -> Tensor:
+    """Orthonormal rows, and as many more as it takes: directions in which no sample varies."""
+    generator = torch.Generator().manual_seed(0)
+    more = torch.randn(axes.shape[1], dim - len(axes), generator=generator, dtype=axes.dtype).to(axes.device)
+    for _ in range(2):  # once leaves rounding errors along the axes
+        more, _ = torch.linalg.qr(more - axes.T @ (axes @ more))
+    return torch.cat([axes, more.T])
+
+
+def _with(shrinkage: float, meta: Mapping[str, str] | None) -> dict[str, str]:
+    return ({"shrinkage": repr(float(shrinkage))} if shrinkage else {}) | dict(meta or {})
 
 
 def fit_pca_streaming(
-    batches: Iterable[Vectors], dim: int, *, exponent: float = 0.5, meta: Mapping[str, str] | None = None
+    batches: Iterable[Vectors],
+    dim: int,
+    *,
+    exponent: float = 0.5,
+    shrinkage: float = 0.0,
+    meta: Mapping[str, str] | None = None,
 ) -> Whitening:
     """PCA whitening from batches (n, D), in D x D memory however many there are."""
     fitter = PCAFitter()
     for batch in batches:
         fitter.update(batch)
-    return fitter.fit(dim, exponent=exponent, meta=meta)
+    return fitter.fit(dim, exponent=exponent, shrinkage=shrinkage, meta=meta)
 
 
 class PCAFitter:
@@ -162,13 +195,17 @@ class PCAFitter:
         self._mean = self._mean + shift * (len(x) / total)
         self.count = total
 
-    def fit(self, dim: int, *, exponent: float = 0.5, meta: Mapping[str, str] | None = None) -> Whitening:
+    def fit(
+        self, dim: int, *, exponent: float = 0.5, shrinkage: float = 0.0, meta: Mapping[str, str] | None = None
+    ) -> Whitening:
         """May be called at any time, and again after more batches."""
         if self._mean is None or self._scatter is None:
             raise WhiteningError(f"Whitening to {dim} dimensions needs at least {dim + 1} vectors, and there are none.")
-        _check_dim(dim, self.count, len(self._mean), exponent)
-        values, axes = _largest(self._scatter / (self.count - 1), dim, self.count)
-        return _assemble("pca", self._mean, axes, values, exponent, self.count, meta)
+        _check_dim(dim, self.count, len(self._mean), exponent, shrinkage)
+        covariance = self._scatter / (self.count - 1)
+        values, axes = _largest(covariance, dim, self.count, singular=shrinkage > 0)
+        values = values + shrinkage * float(covariance.trace()) / len(covariance)
+        return _assemble("pca", self._mean, axes, values, exponent, self.count, _with(shrinkage, meta))
 
 
 def fit_learned(
@@ -231,14 +268,17 @@ def _cholesky(matrix: Tensor) -> Tensor:
         jitter = max(1e-10, jitter * 10)
 
 
-def _largest(matrix: Tensor, dim: int, samples: int) -> tuple[Tensor, Tensor]:
+def _largest(matrix: Tensor, dim: int, samples: int, singular: bool = False) -> tuple[Tensor, Tensor]:
     """Largest eigenvalues (dim,) in decreasing order, and their eigenvectors as rows.
 
-    Directions in which the vectors do not vary would be rounding noise blown up: they are refused, not floored.
+    Directions in which the vectors do not vary would be rounding noise blown up: they are refused, not floored, unless
+    the caller sees to them (`singular`).
     """
     values, axes = torch.linalg.eigh(matrix)  # increasing
     values, axes = values.flip(0)[:dim], axes.T.flip(0)[:dim]
     noise = (1 + values[0] * max(samples, len(matrix))) * torch.finfo(values.dtype).eps  # of unit rows
+    if singular:
+        return values.clamp_min(0), axes
     if (rank := int((values > noise).sum())) < dim:
         raise WhiteningError(
             f"These vectors vary in only {rank} directions, too few to whiten to {dim}: "
@@ -303,12 +343,14 @@ def _refuse_nonfinite(vectors: Vectors, first: int = 0) -> None:
             )
 
 
-def _check_dim(dim: int, samples: int, columns: int, exponent: float) -> None:
+def _check_dim(dim: int, samples: int, columns: int, exponent: float, shrinkage: float = 0.0) -> None:
     if not (math.isfinite(exponent) and exponent >= 0):
         raise WhiteningError(f"The whitening exponent is 0 (PCA only) to 0.5 (full), not {exponent}.")
     if not 1 <= dim <= columns:
         raise WhiteningError(f"Vectors of {columns} dimensions can be whitened to 1 to {columns}, not to {dim}.")
-    if dim > samples - 1:
+    if not (math.isfinite(shrinkage) and shrinkage >= 0):
+        raise WhiteningError(f"Shrinkage is 0 (none) or more, of the mean variance, not {shrinkage}.")
+    if samples < 2 or (dim > samples - 1 and not shrinkage):
         raise WhiteningError(
             f"Whitening to {dim} dimensions needs at least {dim + 1} vectors (better several times as many), "
             f"and there are {samples}: add pictures, or whiten to at most {max(samples - 1, 0)}."

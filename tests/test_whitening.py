@@ -468,3 +468,27 @@ def test_saving_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(WhiteningError, match="Cannot write"):
         save(fitted, tmp_path / "folder")
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("count", [30, 200])  # fewer and more samples than dimensions
+def test_shrinkage_whitens_by_the_lengthened_variances(count: int) -> None:
+    """Against the definition: (covariance + share of its mean variance)^(-1/2), up to a rotation of the result."""
+    x = np.random.default_rng(1).normal(size=(count, 40)) * np.linspace(2, 0.1, 40)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    covariance = np.cov(x.T)
+    values, axes = np.linalg.eigh(covariance + 0.1 * np.trace(covariance) / 40 * np.eye(40))
+    wanted = (x - x.mean(0)) @ (axes * values**-0.5) @ axes.T
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    fitted = fit_pca(x, 40, shrinkage=0.1)
+    found = fitted(torch.from_numpy(x)).numpy()
+    assert fitted.dim == 40
+    assert fitted.meta["shrinkage"] == "0.1"
+    assert np.allclose(found @ found.T, wanted @ wanted.T, atol=1e-5)
+    fewer = fit_pca(x, 12, shrinkage=0.1)
+    assert np.allclose(fewer.projection, fitted.truncate(12).projection, atol=1e-4)
+
+
+@pytest.mark.parametrize("shrinkage", [-0.1, float("nan")])
+def test_shrinkage_is_no_negative_number(shrinkage: float) -> None:
+    with pytest.raises(WhiteningError, match="Shrinkage"):
+        fit_pca(np.eye(8), 4, shrinkage=shrinkage)

@@ -88,6 +88,7 @@ class Options:
     expansions: tuple[str, ...] = ("none", "average-10", "alpha-10")
     whitening_set: tuple[Path, ...] = ()
     whitening_size: int = 640
+    whitening_shrinkage: float = 0.0  # share of the mean variance that is added to every variance
     whitening_each_scale: bool = False  # fit on the vectors of every scale by itself: so many times more samples
     whitening_name: str = ""
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
@@ -219,7 +220,9 @@ class _Raw:
                 "size": str(self.options.whitening_size),
             }
             device = resolve_device(self.options.device)
-            self.fitted[key] = fit_pca(torch.from_numpy(vectors).to(device), most, meta=meta)
+            self.fitted[key] = fit_pca(
+                torch.from_numpy(vectors).to(device), most, shrinkage=self.options.whitening_shrinkage, meta=meta
+            )
         return self.fitted[key].truncate(most)
 
     def vectors(self, recipe: Recipe, whitening: Whitening | None) -> tuple[Vectors, Vectors]:

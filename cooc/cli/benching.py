@@ -58,6 +58,9 @@ def bench_dataset(
         Path | None, typer.Option(help="Pictures to fit the whitening on; else the recipe's own.")
     ] = None,
     whiten_size: Annotated[int, typer.Option(help="Longest side of those pictures.")] = 640,
+    whiten_shrinkage: Annotated[
+        float, typer.Option(help="Share of the mean variance added to each: 0.01 allows more dimensions than pictures.")
+    ] = 0.0,
     whiten_each_scale: Annotated[
         bool, typer.Option(help="With several scales, fit on the vectors of each: more samples.")
     ] = False,
@@ -93,6 +96,7 @@ def bench_dataset(
         expansions=tuple(expand.split(",")),
         whitening_set=tuple(fitting),
         whitening_size=whiten_size,
+        whitening_shrinkage=whiten_shrinkage,
         whitening_each_scale=whiten_each_scale,
         whitening_name=f"{whiten.name}, {len(fitting)} pictures" if whiten else "",
         progress=lambda what, done, total: err.print(f"{what}: {done} of {total}"),
