@@ -396,7 +396,10 @@ def test_thumbnails_in_characters(indexed: Path) -> None:
 
 
 def test_bench_search(cooc: Shell, tmp_path: Path) -> None:
-    done = cooc("bench", "search", "--count", 2000, "--dim", 24, "-k", 10, "--results", tmp_path, "--json")
+    words = ("bench", "search", "--count", 2000, "--dim", 24, "-k", 10, "--keep", tmp_path / "kept")
+    assert cooc(*words, "--results", tmp_path, "--peers", "annoy").code == 2
+    assert cooc(*words, "--results", tmp_path, "--peers", "same-graph").code == 0
+    done = cooc(*words, "--results", tmp_path, "--json")  # with what is kept
     assert done.code == 0, done
     assert json.loads((tmp_path / "search-2k.json").read_text()) == done.json
     assert done.json["approximate, recall"]["cooc"] > 0.5

@@ -201,6 +201,21 @@ def _faiss_graph(vectors: Vectors, k: int, file: Path) -> Iterator[Ask]:
         yield lambda q, parameters=parameters: index.search(q, k, params=parameters)[1]  # type: ignore[misc]
 
 
+def _same_graph(vectors: Vectors, k: int, file: Path) -> Iterator[Ask]:
+    """Our own graph, searched by faiss alone with the vectors in its own memory: what is left is what we add."""
+    import faiss
+
+    (graph,) = (file.parent / ".cooc" / "cache").glob("graph-*.hnsw")
+    index = faiss.read_index(str(graph), faiss.IO_FLAG_SKIP_STORAGE)
+    storage = faiss.IndexFlatIP(vectors.shape[1])
+    for _, block in blocks(vectors):
+        storage.add(block)
+    index.storage, index.own_fields = storage, False
+    for effort in EFFORTS:
+        parameters = faiss.SearchParametersHNSW(efSearch=effort)
+        yield lambda q, parameters=parameters: index.search(q, k, params=parameters)[1]  # type: ignore[misc]
+
+
 def _hnswlib_graph(vectors: Vectors, k: int, file: Path) -> Iterator[Ask]:
     try:
         import hnswlib
@@ -220,4 +235,4 @@ def _hnswlib_graph(vectors: Vectors, k: int, file: Path) -> Iterator[Ask]:
             yield lambda q: index.knn_query(q, k)[0]
 
 
-PEERS: dict[str, Peer] = {"faiss": _faiss_graph, "hnswlib": _hnswlib_graph}
+PEERS: dict[str, Peer] = {"faiss": _faiss_graph, "hnswlib": _hnswlib_graph, "same-graph": _same_graph}
