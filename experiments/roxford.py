@@ -47,14 +47,15 @@ START = time.monotonic()
 PARTS = ("seeds", "learning", "whitening")
 SEEDS = 5
 SIZES = (625, 1250, 2500)  # of smaller whitening sets
+# The filter is 1 off its diagonal. The authors divide theirs by 81, so a rate of theirs is 81 times that rate here.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "contrastive-1e-4": {"lr": 1e-4},
-    "smooth-ap-1e-4": {"lr": 1e-4, "loss": "smooth-ap", "positives": 2, "negatives": 10},
-    "contrastive-1e-5": {"lr": 1e-5},
-    "whitened-triplet-1e-4": {"lr": 1e-4, "loss": "triplet", "layer": 512, "options": {"margin": 0.5}},
-    "contrastive-3e-4": {"lr": 3e-4},
-    "factored-1e-3": {"lr": 1e-3, "form": "factored", "rank": 32},
-    "contrastive-1e-9": {"lr": 1e-9, "epochs": 2},
+    "contrastive-8e-3": {"lr": 8e-3},
+    "contrastive-1e-3": {"lr": 1e-3},
+    "smooth-ap-8e-3": {"lr": 8e-3, "loss": "smooth-ap", "positives": 2, "negatives": 10},
+    "contrastive-3e-2": {"lr": 3e-2},
+    "whitened-triplet-8e-3": {"lr": 8e-3, "loss": "triplet", "layer": 512, "options": {"margin": 0.5}},
+    "factored-1e-2": {"lr": 1e-2, "form": "factored", "rank": 32},
+    "contrastive-8e-8": {"lr": 8e-8, "epochs": 2},
 }
 
 
@@ -230,59 +231,57 @@ def shrunk(mean: Tensor, axes: Tensor, values: Tensor, share: float) -> Whitenin
 
 def whitening(bench: Bench, base: DescriptorConfig, args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     device = bench.landmarks[0].device
-    net = CoOcNet(base, bench.landmarks[0].channels, train=()).to(device)
+    nets = {"BP(AC_T)": CoOcNet(base, bench.landmarks[0].channels, train=()).to(device)}
     if (file := args.out / f"filter-{args.filter}.safetensors").is_file():
-        learned = CoOcNet(base, bench.landmarks[0].channels, form="factored", train=("filter",)).to(device)
+        learned = CoOcNet(base, bench.landmarks[0].channels, form="factored", rank=args.rank, train=("filter",))
+        learned = learned.to(device)
         learned.load_filter(Cooccurrence.load(file))
-        nets = {"direct": net, f"filter {args.filter}": learned}
-    else:
-        nets = {"direct": net}
-    ways = ("none", "alpha-10", "alpha-50")
+        nets[f"BP(AC_T), {args.filter}"] = learned
+    nets["BP(AC_T) + SpTD"] = CoOcNet(base.replace(mask="top-down"), bench.landmarks[0].channels, train=()).to(device)
+    ways = ("none", "alpha-10")
     for name, network in nets.items():
         vectors = bench.vectors(network)
         three, each = joined(vectors.fitting), torch.cat(vectors.fitting)
-        yield f"{name}, no whitening", {"scores": bench.scores(vectors, l2_normalise, ways)}
+
+        def tried(
+            label: str,
+            whiten: Callable[[Tensor], Tensor],
+            scales: slice = slice(3),
+            name: str = name,
+            vectors: Vectors = vectors,
+        ) -> tuple[str, dict[str, Any]]:
+            return f"{name}, {label}", {"scores": bench.scores(vectors, whiten, ways, scales)}
+
         found = spectrum(three)
-        for dim in (512, 1024, 2048, 4096):
-            if dim <= len(found[2]):
-                pca = Whitening(found[0].float(), (found[1][:dim] * found[2][:dim, None].rsqrt()).float())
-                yield f"{name}, PCA {dim}", {"scores": bench.scores(vectors, pca, ways)}
-                if dim == 4096:
-                    for label, scales in {
-                        "scale 1": slice(1),
-                        "scale 0.71": slice(1, 2),
-                        "scales 1, 0.71": slice(2),
-                    }.items():
-                        yield f"{name}, PCA {dim}, {label}", {"scores": bench.scores(vectors, pca, ways, scales)}
-        for share in (0.01, 0.1, 1.0, 10.0):
-            yield f"{name}, shrunk {share:g}", {"scores": bench.scores(vectors, shrunk(*found, share), ways)}
-        if name == "direct":
+        pca = Whitening(found[0].float(), (found[1][: args.dim] * found[2][: args.dim, None].rsqrt()).float())
+        yield tried(f"PCA {pca.dim}", pca)
+        for share in (0.001, 0.01, 0.1):
+            yield tried(f"shrunk {share:g}", shrunk(*found, share))
+        if name == "BP(AC_T)":
+            yield tried("no whitening", l2_normalise)
+            for label, scales in {"size 1024": slice(1), "size 724": slice(1, 2), "sizes 1024, 724": slice(2)}.items():
+                yield tried(f"shrunk 0.01, {label}", shrunk(*found, 0.01), scales)
             for size in SIZES:
                 rows = torch.from_numpy(np.random.default_rng(0).permutation(len(three))[:size].copy()).to(device)
-                part = spectrum(three[rows])
-                yield f"{name}, shrunk 1, {size} pictures", {"scores": bench.scores(vectors, shrunk(*part, 1.0), ways)}
+                yield tried(f"shrunk 0.01, {size} pictures", shrunk(*spectrum(three[rows]), 0.01))
         found = spectrum(each)
         if len(found[2]) >= args.sketch:
             pca = Whitening(found[0].float(), (found[1] * found[2][:, None].clamp_min(1e-12).rsqrt()).float())
-            yield f"{name}, PCA {args.sketch} of each scale", {"scores": bench.scores(vectors, pca, ways)}
-        for share in (0.1, 1.0, 10.0):
-            yield (
-                f"{name}, each scale, shrunk {share:g}",
-                {"scores": bench.scores(vectors, shrunk(*found, share), ways)},
-            )
+            yield tried(f"PCA {args.sketch} of each scale", pca)
+        for share in (0.01, 0.1):
+            yield tried(f"each scale, shrunk {share:g}", shrunk(*found, share))
         queries, positives = (torch.from_numpy(i).to(device) for i in bench.photos.pairs())
         differences = torch.cat([x[queries] - x[positives] for x in (*vectors.fitting, three)]).double()
-        second = differences.T @ differences / len(differences)
-        values, axes = torch.linalg.eigh(second)
+        values, axes = torch.linalg.eigh(differences.T @ differences / len(differences))
         lw = three[queries].double().mean(0), axes.T.flip(0), values.flip(0).clamp_min(0)
-        for share in (0.01, 0.1, 1.0, 10.0):
-            yield f"{name}, Lw shrunk {share:g}", {"scores": bench.scores(vectors, shrunk(*lw, share), ways)}
+        for share in (0.01, 0.1, 1.0):
+            yield tried(f"Lw shrunk {share:g}", shrunk(*lw, share))
 
 
 def learning(bench: Bench, base: DescriptorConfig, args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     device = bench.landmarks[0].device
     photos = bench.photos
-    ways = ("none", "average-10", "alpha-10", "alpha-50")
+    ways = ("none", "alpha-10", "alpha-50")
 
     def compare(net: CoOcNet, against: dict[str, Any] | None) -> dict[str, Any]:
         vectors = bench.vectors(net)
@@ -308,6 +307,7 @@ def learning(bench: Bench, base: DescriptorConfig, args: argparse.Namespace) -> 
     direct = compare(CoOcNet(base, bench.landmarks[0].channels, train=()).to(device), None)
     yield "direct", {"scores": direct}
     settings = json.loads(args.settings) if args.settings else SETTINGS
+    best = float("inf") if args.filter else 0.0
     for name, given in settings.items():
         if time.monotonic() - START > args.deadline:
             say(f"no time left for {name}")
@@ -316,7 +316,7 @@ def learning(bench: Bench, base: DescriptorConfig, args: argparse.Namespace) -> 
         config = TrainConfig(base.replace(size=args.fit_size), **values)
         run = train(bench.landmarks[0], photos, config, report=lambda record, name=name: say(name, record))
         layer = run.net.filter()
-        full = compare(run.net, direct) if layer.form == "learned" else None
+        full = compare(run.net, direct) if name == next(iter(settings)) and layer.form == "learned" else None
         small = filters.compress(layer, args.rank) if layer.form == "learned" else layer
         about = provenance(args.device) | {"config": config.as_dict(), "history": run.history}
         file = args.out / f"filter-{name}.safetensors"
@@ -335,6 +335,9 @@ def learning(bench: Bench, base: DescriptorConfig, args: argparse.Namespace) -> 
         if full is not None:
             yield f"{name}, full filter", result | {"scores": full}
         yield name, result | {"scores": compare(run.net, direct)}
+        reached = run.history[run.best].get("mAP", 0.0)  # on held-out landmarks, never on the test set
+        if not args.filter or reached > best:
+            args.filter, best = name, reached
         del run
 
 
@@ -354,7 +357,9 @@ def main() -> None:
     parse.add_argument("--queries", type=int, default=2000)
     parse.add_argument("--rank", type=int, default=32)
     parse.add_argument("--settings", default="", help="of the learning part, as JSON")
-    parse.add_argument("--filter", default="contrastive-1e-4", help="the setting that the whitening part compares too")
+    parse.add_argument(
+        "--filter", default="", help="whose filter the whitening part compares too; else the best in validation"
+    )
     parse.add_argument("--limit", type=int, default=0, help="so many landmark photos only")
     parse.add_argument("--deadline", type=float, default=1e9, help="seconds after which no further setting is begun")
     parse.add_argument("--device", default="auto")

@@ -96,6 +96,8 @@ def test_padded_batch_equals_one_by_one(pooling: str, mask: str, form: str) -> N
         parameter.data = torch.randn_like(parameter)
     cache = cache_of(pictures)
     together = net(cache.batch(range(6), mask))
+    wider = net(cache.batch(range(6), mask, shape=tuple(side + 3 for side in cache.largest)))
+    assert torch.allclose(wider, together, atol=1e-6)
     alone = torch.cat([net(cache.batch([i], mask)) for i in range(6)])
     torch.testing.assert_close(together, alone, rtol=0, atol=2e-6)
 

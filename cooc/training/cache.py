@@ -65,6 +65,12 @@ class ActivationCache:
     def bytes(self) -> int:
         return self.columns.numel() * self.columns.element_size()
 
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Height and width that every picture fits into."""
+        high, wide = self.places[:, 1:].amax(0).tolist()
+        return high, wide
+
     def subset(self, rows: Sequence[int] | Tensor) -> ActivationCache:
         """Those pictures, in that order; nothing is copied."""
         chosen = torch.as_tensor(rows, dtype=torch.int64, device=self.places.device)
@@ -78,12 +84,18 @@ class ActivationCache:
             columns, places = columns.to(device), places.to(device)
         return ActivationCache(columns, places, device)
 
-    def batch(self, pictures: Sequence[int] | Tensor, mask: str = "none", sigma: float = 0.5) -> PaddedBatch:
-        """Those pictures, padded to the largest of them, times the mask that each would have alone."""
+    def batch(
+        self,
+        pictures: Sequence[int] | Tensor,
+        mask: str = "none",
+        sigma: float = 0.5,
+        shape: tuple[int, int] | None = None,
+    ) -> PaddedBatch:
+        """Those pictures, padded to the largest of them or to `shape`, times the mask that each would have alone."""
         where = self.columns.device
         places = self.places[torch.as_tensor(pictures, dtype=torch.int64, device=where)]
         first, height, width = (column[:, None, None] for column in places.T)  # (B, 1, 1)
-        H, W = places[:, 1:].amax(0).tolist()
+        H, W = shape or places[:, 1:].amax(0).tolist()
         y, x = torch.arange(H, device=where)[:, None], torch.arange(W, device=where)
         rows = torch.where((y < height) & (x < width), first + y * width + x, 0)  # (B, H, W)
         A = self.columns[rows].to(self.device).float()  # (B, H, W, C)

@@ -152,12 +152,21 @@ class CoOcNet(nn.Module):
 def describe(
     net: CoOcNet, cache: ActivationCache, pictures: Sequence[int] | Tensor, *, positions: int, raw: bool = False
 ) -> Tensor:
-    """Vectors of pictures in the cache, in groups of like shape; with gradients if they are on. (n, D)"""
+    """Vectors of pictures in the cache, in groups of like shape; with gradients if they are on. (n, D)
+
+    On a GPU all are padded to one shape: for each new one cuDNN plans its convolutions anew, which takes longer than
+    the padding.
+    """
     chosen = torch.as_tensor(pictures, dtype=torch.int64)
     parts: list[Tensor] = []
     order: list[Tensor] = []
-    for group in cache.groups(chosen, positions):
-        batch = cache.batch(chosen[group], net.config.mask, net.config.sigma)
+    shape = cache.largest if cache.device.type == "cuda" else None
+    groups = cache.groups(chosen, positions)
+    if shape is not None:
+        most, every = max(1, positions // (shape[0] * shape[1])), torch.arange(len(chosen))
+        groups = (every[first : first + most] for first in range(0, len(chosen), most))
+    for group in groups:
+        batch = cache.batch(chosen[group], net.config.mask, net.config.sigma, shape)
         parts.append(net.raw(batch) if raw else net(batch))
         order.append(group)
     return torch.cat(parts)[torch.cat(order).argsort().to(parts[0].device)]
