@@ -387,6 +387,8 @@ def main() -> None:
                 )
         except (RuntimeError, ValueError) as error:  # one part must not cost the others
             say(f"{part} stopped: {type(error).__name__}: {error}")
+        if part == "learning" and args.filter:
+            (args.out / "chosen").write_text(args.filter)
     say("done")
 
 
