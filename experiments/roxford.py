@@ -163,7 +163,9 @@ def load(args: argparse.Namespace, base: DescriptorConfig, device: torch.device)
     tests = [load_dataset(name, args.data) for name in ("oxford5k", "roxford5k")]
     places = {path.stem: i for i, path in enumerate(tests[0].image_paths)}
     orders = {test.name: [places[path.stem] for path in test.image_paths] for test in tests}
-    photos = labelled_folders(args.landmarks, image_set(args.landmarks, exclude_names_of=args.not_in))
+    photos = labelled_folders(
+        args.landmarks, image_set(args.landmarks, exclude_labels=args.exclude, exclude_names_of=args.not_in)
+    )
     if args.limit:
         rows = [i for c in np.unique(photos.clusters) for i in np.flatnonzero(photos.clusters == c)[:10].tolist()]
         photos = photos.subset(rows[: args.limit])
@@ -346,6 +348,7 @@ def main() -> None:
     parse.add_argument("--data", type=Path, required=True, help="folder that holds Oxford5k and its ground truth")
     parse.add_argument("--landmarks", type=Path, required=True, help="photos in a folder for each landmark")
     parse.add_argument("--not-in", type=Path, help="leave out landmark photos that this folder also holds")
+    parse.add_argument("--exclude", nargs="*", default=[], help="landmarks (folders) to leave out")
     parse.add_argument("--out", type=Path, default=Path("results"))
     parse.add_argument("--parts", default=",".join(PARTS))
     parse.add_argument("--recipe", default="paper-bilinear")
