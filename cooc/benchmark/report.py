@@ -238,13 +238,16 @@ def engines(results: Results) -> Table:
             f"{row['width']} x {row['height']}",
             row["engine"],
             _short(row["ms"]),
+            row["note"] if row["low"] is None else f"{_short(row['low'])} .. {_short(row['high'])}",
             "-" if row["times_faster"] is None else f"{row['times_faster']:.2f}",
-            row["note"] if row["error"] is None else f"{row['error']:.0e}",
+            "-" if row["error"] is None else f"{row['error']:.0e}",
         ]
         for row in (found["rows"] if found else [])
     ]
     note = "Milliseconds for one picture; times faster than the default, the first row; error: relative distance to it."
-    headings = ["network", "pixels", "engine", "ms", "times faster", "error"]
+    if found:
+        note += f" Load of the machine meanwhile: {', '.join(map(str, found['load']))} on {found['threads']} cores."
+    headings = ["network", "pixels", "engine", "ms", "10 .. 90 %", "times faster", "error"]
     return Table("Networks on a CPU", headings, rows, note, sources([found] if found else []))
 
 
