@@ -90,6 +90,7 @@ class Options:
     whitening_size: int = 640
     whitening_shrinkage: float = 0.0  # share of the mean variance that is added to every variance
     whitening_each_scale: bool = False  # fit on the vectors of every scale by itself: so many times more samples
+    whitening_exponent: float = 0.5  # 0.5 whitens, 0 only turns; see cooc.whitening
     whitening_name: str = ""
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
 
@@ -221,7 +222,11 @@ class _Raw:
             }
             device = resolve_device(self.options.device)
             self.fitted[key] = fit_pca(
-                torch.from_numpy(vectors).to(device), most, shrinkage=self.options.whitening_shrinkage, meta=meta
+                torch.from_numpy(vectors).to(device),
+                most,
+                exponent=self.options.whitening_exponent,
+                shrinkage=self.options.whitening_shrinkage,
+                meta=meta,
             )
         return self.fitted[key].truncate(most)
 

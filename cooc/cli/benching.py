@@ -61,6 +61,7 @@ def bench_dataset(
     whiten_shrinkage: Annotated[
         float, typer.Option(help="Share of the mean variance added to each: 0.01 allows more dimensions than pictures.")
     ] = 0.0,
+    whiten_exponent: Annotated[float, typer.Option(help="0.5 whitens, less is softer.")] = 0.5,
     whiten_each_scale: Annotated[
         bool, typer.Option(help="With several scales, fit on the vectors of each: more samples.")
     ] = False,
@@ -96,6 +97,7 @@ def bench_dataset(
         expansions=tuple(expand.split(",")),
         whitening_set=tuple(fitting),
         whitening_size=whiten_size,
+        whitening_exponent=whiten_exponent,
         whitening_shrinkage=whiten_shrinkage,
         whitening_each_scale=whiten_each_scale,
         whitening_name=f"{whiten.name}, {len(fitting)} pictures" if whiten else "",
