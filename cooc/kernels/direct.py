@@ -1,16 +1,17 @@
 """The direct tensor C_T, and linear pooling that never makes it, as fused kernels.
 
 Both are bound by memory, so what counts is how often A is read. C_T: once for the mean of each image, once for the sum
-over channels, once for the box sums; the output is written once. Passes run through the images in alternating order:
-what one pass read last is what the next finds in the L2 cache. Linear pooling needs only
+over channels, once for the box sums; the output is written once. A batch goes through the passes in groups of images
+that the L2 cache holds, in alternating order: what one pass read last is what the next finds there first. Linear
+pooling needs only
 
     S(p)   = sum_k C_T(k,p)  = (n(p) box(s)(p) - (1-eps) D(p)) / (C-1),   n = sum_k rho_k,  D = sum_k rho_k box(a_k)
     C_V(k) = sum_p C_T(k,p)  = (sum_p rho_k box(s) - (1-eps) E(k)) / (C-1),                 E(k) = sum_p rho_k box(a_k)
 
 so s, n, D and E come from one pass that needs the mean alone, and C_V and the weighted sum of A from another.
 
-A box sum runs down the rows of a plane: the window's columns are kept as running sums, and one prefix sum over a row
-turns them into windows. All sums are taken in a fixed order: two runs give the same bits.
+A box sum runs down the rows of a plane: the window's columns are kept as running sums, which are then summed along the
+row. All sums are taken in a fixed order: two runs give the same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ __all__ = ["LARGEST", "linear_pooling", "tensor"]
 
 LARGEST = 64  # rows and columns of a map; larger ones, and radii past 16, are left to torch
 PARTS = 64  # partial sums of an image for its mean
-WIDTH = 128  # positions that one program sums over channels
+WIDTH = 32  # positions that one program sums over channels
+GROUP = 52_000_000  # bytes of the images that go through all passes together: about what the L2 cache keeps
 
 
 @triton.jit
@@ -40,21 +42,20 @@ def _sum(A, sums, n, chunk, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _channel_sum(A, sums, scale, t_out, s_out, C, P, per, PARTS: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
-    """The threshold of each image, t (B,), and the sum of a over `per` channels at a time, s (B, blocks, P)."""
-    block, image = tl.program_id(1), tl.num_programs(2) - 1 - tl.program_id(2)
+def _channel_sum(A, sums, scale, t_out, s_out, C, P, PARTS: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
+    """The threshold of each image, t (B,), and the sum of a over its channels, s (B, P)."""
+    image = tl.num_programs(1) - 1 - tl.program_id(1)
     t = tl.sum(tl.load(sums + image * PARTS + tl.arange(0, PARTS)), 0) * scale
-    if (tl.program_id(0) == 0) & (block == 0):
+    if tl.program_id(0) == 0:
         tl.store(t_out + image, t)
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     base = A + image.to(tl.int64) * C * P + p[None, :]
-    end = tl.minimum((block + 1) * per, C)
     total = tl.zeros([BC, BP], tl.float32)
-    for start in range(block * per, end, BC):
+    for start in range(0, C, BC):
         k = start + tl.arange(0, BC)
-        a = tl.load(base + k[:, None] * P, (k < end)[:, None] & (p < P)[None, :], 0).to(tl.float32)
+        a = tl.load(base + k[:, None] * P, (k < C)[:, None] & (p < P)[None, :], 0).to(tl.float32)
         total += tl.where(a > t, a, 0)
-    tl.store(s_out + (image * tl.num_programs(1) + block) * P + p, tl.sum(total, 0), p < P)
+    tl.store(s_out + image * P + p, tl.sum(total, 0), p < P)
 
 
 @triton.jit
@@ -65,59 +66,91 @@ def _row(base, row, inside, H, W):
 
 
 @triton.jit
-def _others(a, s, row, columns, t, keep, H, W, P, BLOCKS: tl.constexpr):
+def _others(a, s, row, columns, t, keep, H, W):
     """The sum of all channels, less most of channel k itself, along one row."""
     here = row + tl.zeros(columns.shape, tl.int32)
-    total = tl.zeros(columns.shape, tl.float32)
-    for block in tl.static_range(BLOCKS):
-        total += tl.load(s + block * P + row * W + columns, (columns < W) & (here >= 0) & (here < H), 0)
+    total = tl.load(s + row * W + columns, (columns < W) & (here >= 0) & (here < H), 0)
     return total[None, :] - keep * tl.where(a > t, a, 0)
+
+
+@triton.jit
+def _beside(x, STEP: tl.constexpr):
+    """x[:, j + STEP], zeros outside."""
+    j = tl.arange(0, x.shape[1]) + STEP
+    inside = (j >= 0) & (j < x.shape[1])
+    moved = tl.gather(x, tl.broadcast_to(tl.where(inside, j, 0)[None, :], x.shape), 1)
+    return tl.where(inside[None, :], moved, 0)
+
+
+@triton.jit
+def _nine(x):
+    """Sums over columns w-4 .. w+4. A thread has four columns: it needs the ends of its neighbours' four, two shuffles
+    for each value; by prefix sums it would be nine."""
+    even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 4, 2, 2]))
+    e0, e2 = tl.split(even)
+    e1, e3 = tl.split(odd)
+    low, high = e0 + e1, e2 + e3
+    four = low + high
+    o0 = _beside(four, -1) + four + _beside(e0, 1)
+    o1 = _beside(e1 + high, -1) + four + _beside(low, 1)
+    o2 = _beside(high, -1) + four + _beside(low + e2, 1)
+    o3 = _beside(e3, -1) + four + _beside(four, 1)
+    return tl.reshape(tl.join(tl.join(o0, o2), tl.join(o1, o3)), x.shape)
 
 
 @triton.jit
 def _window(x, columns, RADIUS: tl.constexpr):
     """Sums over columns w-r .. w+r of each row of x."""
-    prefix = tl.cumsum(x, 1)
-    last = tl.minimum(columns + RADIUS, x.shape[1] - 1)
-    before = tl.maximum(columns - RADIUS - 1, 0)
-    upper = tl.gather(prefix, tl.broadcast_to(last[None, :], x.shape), 1)
-    lower = tl.gather(prefix, tl.broadcast_to(before[None, :], x.shape), 1)
-    return upper - tl.where((columns > RADIUS)[None, :], lower, 0)
+    if RADIUS == 4:
+        return _nine(x)
+    else:  # noqa: RET505 - Triton compiles one of two branches
+        prefix = tl.cumsum(x, 1)
+        last = tl.minimum(columns + RADIUS, x.shape[1] - 1)
+        before = tl.maximum(columns - RADIUS - 1, 0)
+        upper = tl.gather(prefix, tl.broadcast_to(last[None, :], x.shape), 1)
+        lower = tl.gather(prefix, tl.broadcast_to(before[None, :], x.shape), 1)
+        return upper - tl.where((columns > RADIUS)[None, :], lower, 0)
 
 
-@triton.jit(do_not_specialize=["W"])
+@triton.jit
 def _box(
     A, s, t_in, out, keep, scale, C, H, W, rows,
-    BLOCKS: tl.constexpr, RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
+    RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """C_T of BC channels of one image, `rows` rows of them."""
     image = tl.program_id(2)
-    k, columns = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, BW)
+    k, columns = tl.program_id(0) * BC + tl.arange(0, BC), tl.max_contiguous(tl.arange(0, BW), 4)
     P = H * W
     start = image.to(tl.int64) * C * P
     at = k[:, None] * P + columns[None, :]
     inside = (k < C)[:, None] & (columns < W)[None, :]
-    base, s = A + start + at, s + image * BLOCKS * P
+    base, s = A + start + at, s + image * P
     t = tl.load(t_in + image)
     first = tl.program_id(1) * rows
+    ahead = _row(base, first + RADIUS, inside, H, W)
+    beyond = _row(base, first + RADIUS + 1, inside, H, W)
     window = tl.zeros([BC, BW], tl.float32)
     for step in tl.static_range(2 * RADIUS):
         row = first + (step - RADIUS)
-        window += _others(_row(base, row, inside, H, W), s, row, columns, t, keep, H, W, P, BLOCKS)
-    ahead = _row(base, first + RADIUS, inside, H, W)
+        window += _others(_row(base, row, inside, H, W), s, row, columns, t, keep, H, W)
     for step in range(tl.minimum(rows, H - first)):
         row = first + step
-        entering = ahead
-        ahead = _row(base, row + RADIUS + 1, inside, H, W)  # asked for one row early: it is on its way meanwhile
-        window += _others(entering, s, row + RADIUS, columns, t, keep, H, W, P, BLOCKS)
+        entering, ahead = ahead, beyond
+        beyond = _row(base, row + RADIUS + 2, inside, H, W)  # asked for two rows early: it is on its way meanwhile
+        window += _others(entering, s, row + RADIUS, columns, t, keep, H, W)
         rho = _row(base, row, inside, H, W) > t
         found = tl.where(rho, _window(window, columns, RADIUS), 0) * scale
         tl.store(out + start + at + row * W, found.to(out.dtype.element_ty), inside)
         leaving = _row(base, row - RADIUS, inside, H, W)
-        window -= _others(leaving, s, row - RADIUS, columns, t, keep, H, W, P, BLOCKS)
+        window -= _others(leaving, s, row - RADIUS, columns, t, keep, H, W)
 
 
-@triton.jit(do_not_specialize=["W"])
+@triton.jit
+def _each(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
+@triton.jit
 def _moments(
     A, sums, mean_scale, t_out, maps, own, C, H, W, rows,
     PARTS: tl.constexpr, RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
@@ -127,30 +160,32 @@ def _moments(
     t = tl.sum(tl.load(sums + image * PARTS + tl.arange(0, PARTS)), 0) * mean_scale
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(t_out + image, t)
-    k, columns = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, BW)
+    k, columns = tl.program_id(0) * BC + tl.arange(0, BC), tl.max_contiguous(tl.arange(0, BW), 4)
     P = H * W
     inside = (k < C)[:, None] & (columns < W)[None, :]
     base = A + image.to(tl.int64) * C * P + k[:, None] * P + columns[None, :]
     maps += (image * tl.num_programs(0) + tl.program_id(0)) * 3 * P + columns
     first = tl.program_id(1) * rows
+    ahead = _row(base, first + RADIUS, inside, H, W)
+    beyond = _row(base, first + RADIUS + 1, inside, H, W)
     window = tl.zeros([BC, BW], tl.float32)
     mine = tl.zeros([BC, BW], tl.float32)
     for step in tl.static_range(2 * RADIUS):
         a = _row(base, first + (step - RADIUS), inside, H, W)
         window += tl.where(a > t, a, 0)
-    ahead = _row(base, first + RADIUS, inside, H, W)
     for step in range(tl.minimum(rows, H - first)):
         row = first + step
-        entering = ahead
-        ahead = _row(base, row + RADIUS + 1, inside, H, W)
+        entering, ahead = ahead, beyond
+        beyond = _row(base, row + RADIUS + 2, inside, H, W)
         window += tl.where(entering > t, entering, 0)
         a = _row(base, row, inside, H, W)
         rho = (a > t) & inside
         own_box = tl.where(rho, _window(window, columns, RADIUS), 0)
         mine += own_box
-        tl.store(maps + row * W, tl.sum(tl.where(rho, a, 0), 0), columns < W)
-        tl.store(maps + P + row * W, tl.sum(rho.to(tl.float32), 0), columns < W)
-        tl.store(maps + 2 * P + row * W, tl.sum(own_box, 0), columns < W)
+        s, n, D = tl.reduce((tl.where(rho, a, 0), rho.to(tl.float32), own_box), 0, _each)  # warps meet once, not thrice
+        tl.store(maps + row * W, s, columns < W)
+        tl.store(maps + P + row * W, n, columns < W)
+        tl.store(maps + 2 * P + row * W, D, columns < W)
         leaving = _row(base, row - RADIUS, inside, H, W)
         window -= tl.where(leaving > t, leaving, 0)
     tl.store(own + (image * tl.num_programs(1) + tl.program_id(1)) * C + k, tl.sum(mine, 1), k < C)
@@ -249,60 +284,77 @@ def _mean(A: Tensor, threshold: Tensor | None) -> tuple[Tensor, float, int]:
     return sums, 1.0 / n, PARTS
 
 
+def _groups(A: Tensor, most: int) -> list[slice]:
+    """Images that go through all passes together, evenly many, in at most `most` bytes where more than one does."""
+    B = A.shape[0]
+    size = triton.cdiv(B, triton.cdiv(B, max(1, most // A[0].nbytes)))
+    return [slice(start, min(start + size, B)) for start in range(0, B, size)]
+
+
 def tensor(
-    A: Tensor, radius: int, threshold: Tensor | None, eps: float, divisor: float
+    A: Tensor, radius: int, threshold: Tensor | None, eps: float, divisor: float, group: int = GROUP, planes: int = 16
 ) -> tuple[Tensor, Tensor] | None:
     """C_T (B, C, H, W) in A's dtype, and the thresholds (B,); None for maps that the kernels do not cover."""
     if not _fits(A, radius):
         return None
     A = A.contiguous()
     B, C, H, W = A.shape
-    sums, factor, parts = _mean(A, threshold)
-    tiles = triton.cdiv(H * W, WIDTH)
-    blocks = 4 if B * tiles * 2 < 512 else 2
-    per = triton.cdiv(C, blocks)
     t = A.new_empty(B, dtype=torch.float32)
-    s = A.new_empty(B, blocks, H * W, dtype=torch.float32)
-    _channel_sum[tiles, blocks, B](
-        A, sums, factor, t, s, C, H * W, per, PARTS=parts, BC=16, BP=WIDTH, num_warps=4
-    )  # fmt: skip
-    planes = 16
-    rows = _rows(A, planes)
+    s = A.new_empty(B, H * W, dtype=torch.float32)
     out = torch.empty_like(A)
-    _box[triton.cdiv(C, planes), triton.cdiv(H, rows), B](
-        A, s, t, out, 1 - eps, 1 / divisor, C, H, W, rows,
-        BLOCKS=blocks, RADIUS=radius, BC=planes, BW=_power(W), num_warps=4,
-    )  # fmt: skip
+    for some in _groups(A, group):
+        maps = A[some]
+        n, rows = len(maps), _rows(maps, planes)
+        sums, factor, parts = _mean(maps, threshold if threshold is None or len(threshold) == 1 else threshold[some])
+        _channel_sum[triton.cdiv(H * W, WIDTH), n](
+            maps, sums, factor, t[some], s[some], C, H * W, PARTS=parts, BC=128, BP=WIDTH, num_warps=4
+        )  # fmt: skip
+        _box[triton.cdiv(C, planes), triton.cdiv(H, rows), n](
+            maps, s[some], t[some], out[some], 1 - eps, 1 / divisor, C, H, W, rows,
+            RADIUS=radius, BC=planes, BW=_power(W), num_warps=planes // 4,
+        )  # fmt: skip
     return out, t
 
 
 def linear_pooling(
-    A: Tensor, radius: int, eps: float, divisor: float, *, rarity_eps: float, spatial: bool, rarity: bool
+    A: Tensor,
+    radius: int,
+    eps: float,
+    divisor: float,
+    *,
+    rarity_eps: float,
+    spatial: bool,
+    rarity: bool,
+    group: int = GROUP,
+    warps: int = 4,
 ) -> Tensor | None:
     """ChCO-SC_T, or one of its halves, without C_T. (B, C) float32; None for maps that the kernels do not cover."""
     if not _fits(A, radius):
         return None
     A = A.contiguous()
-    B, C, H, W = A.shape
-    sums, factor, parts = _mean(A, None)
-    planes = 16 if W <= 32 else 8  # as many as the registers of one warp hold
-    blocks, rows = triton.cdiv(C, planes), _rows(A, planes)
-    segments = triton.cdiv(H, rows)
-    t, totals = A.new_empty(2, B, dtype=torch.float32).unbind()
-    maps = A.new_empty(B, blocks, 3, H * W, dtype=torch.float32)
-    own = A.new_empty(B, segments, C, dtype=torch.float32)
-    _moments[blocks, segments, B](
-        A, sums, factor, t, maps, own, C, H, W, rows,
-        PARTS=parts, RADIUS=radius, BC=planes, BW=_power(W), num_warps=1,
-    )  # fmt: skip
-    weights = A.new_empty(B, 2, H * W, dtype=torch.float32)
-    _weights[(B,)](
-        maps, weights, totals, 1 - eps, 1 / divisor, blocks, H, W,
-        RADIUS=radius, BH=_power(H), BW=_power(W), UNROLL=8 if H * W <= 1024 else 2, num_warps=8,
-    )  # fmt: skip
-    out = A.new_empty(B, C, dtype=torch.float32)
-    _pool[triton.cdiv(C, 8), B](
-        A, t, weights, totals, own, out, 1 - eps, 1 / divisor, rarity_eps, C, H * W,
-        SEGMENTS=segments, SPATIAL=spatial, RARITY=rarity, BC=8, BP=256, num_warps=4,
-    )  # fmt: skip
+    C, H, W = A.shape[1:]
+    planes = 4 * warps * (4 if W <= 32 else 2)  # as many as the registers hold
+    blocks = triton.cdiv(C, planes)
+    out = A.new_empty(A.shape[:2], dtype=torch.float32)
+    for some in _groups(A, group):
+        maps = A[some]
+        n, rows = len(maps), _rows(maps, planes)
+        segments = triton.cdiv(H, rows)
+        sums, factor, parts = _mean(maps, None)
+        t, totals = A.new_empty(2, n, dtype=torch.float32).unbind()
+        moments = A.new_empty(n, blocks, 3, H * W, dtype=torch.float32)
+        own = A.new_empty(n, segments, C, dtype=torch.float32)
+        _moments[blocks, segments, n](
+            maps, sums, factor, t, moments, own, C, H, W, rows,
+            PARTS=parts, RADIUS=radius, BC=planes, BW=_power(W), num_warps=warps,
+        )  # fmt: skip
+        weights = A.new_empty(n, 2, H * W, dtype=torch.float32)
+        _weights[(n,)](
+            moments, weights, totals, 1 - eps, 1 / divisor, blocks, H, W,
+            RADIUS=radius, BH=_power(H), BW=_power(W), UNROLL=8 if H * W <= 1024 else 2, num_warps=8,
+        )  # fmt: skip
+        _pool[triton.cdiv(C, 8), n](
+            maps, t, weights, totals, own, out[some], 1 - eps, 1 / divisor, rarity_eps, C, H * W,
+            SEGMENTS=segments, SPATIAL=spatial, RARITY=rarity, BC=8, BP=256, num_warps=4,
+        )  # fmt: skip
     return out

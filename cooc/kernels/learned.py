@@ -4,9 +4,10 @@ Full filter, bfloat16: an implicit matrix product. Rows are the positions of all
 and the sum runs over S*S taps times the input channels; maps are laid out position by position with zeros around them,
 so a tap is a shift by whole rows. The mask and the division are its epilogue.
 
-Factored, direct + left @ right: all taps of the R thin channels are one plain product, (S*S*R, C) @ (C, HW), which runs
-at the matrix units' rate (a convolution to R channels would fetch its input S*S times for R columns). What is left is
-to add up the S*S shifted results, widen them to C channels and add them to the direct tensor: one pass over C_T.
+Factored, direct + left @ right: a convolution to R channels would fetch its input S*S times for R columns, too few for
+the matrix units. In 16 bits the S taps of a row become columns: a convolution by S x 1 to S*R columns, which fetches
+its input S times; the S shifted results are added up afterwards. In float32 all taps are one plain product,
+(S*S*R, C) @ (C, HW). What is left is to widen the sum to C channels and add it to the direct tensor: one pass over C_T.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from cooc.kernels.memory import derived
 
 __all__ = ["TILES", "factored", "full"]
 
+ENOUGH = 2**38  # operations below which cuDNN, which also cuts the sum in parts, keeps more of a GPU at work
 # Positions, channels and stages of a program: the first whose channels divide those of the filter is used.
 TILES = ((128, 256, 4), (128, 256, 3), (256, 128, 3), (128, 128, 4), (128, 64, 4))
 
@@ -60,7 +62,99 @@ def _convolve(
     tl.store(out + at, tl.where(rho, total * scale, 0).to(out.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["W"])
+@triton.jit
+def _lines(A, t_in, maps, C, H, W, RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr):
+    """a, position by position, with RADIUS rows of zeros above and below: maps (B, H+2r, W, C)."""
+    line, image = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    c, x = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, BW)
+    y = line - RADIUS + tl.zeros([BC, BW], tl.int32)
+    inside = (c < C)[:, None] & (x < W)[None, :]
+    a = tl.load(A + ((image * C + c[:, None]) * H + y) * W + x[None, :], inside & (y >= 0) & (y < H), 0)
+    a = tl.where(a.to(tl.float32) > tl.load(t_in + image), a, 0).to(maps.dtype.element_ty)
+    to = maps + ((image * (H + 2 * RADIUS) + line) * W + x[:, None]) * C + c[None, :]
+    tl.store(to, tl.trans(a), tl.trans(inside))
+
+
+@triton.jit
+def _columns(
+    maps, taps, out, C, H, W, M, whole, parts,
+    RADIUS: tl.constexpr, RANK: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The S x 1 convolution: taps (S*C, S*R), out (parts, M, S*R).
+
+    Tiles come in whole waves of programs; those of the last, incomplete one are cut in `parts` along the sum.
+    """
+    SIDE: tl.constexpr = 2 * RADIUS + 1
+    BN: tl.constexpr = 2 * RADIUS * RANK  # a power of two; the last RANK columns are a second, thin product
+    N: tl.constexpr = SIDE * RANK
+    rest = tl.maximum(tl.program_id(0) - whole, 0)
+    cut = tl.program_id(0) >= whole
+    tile = tl.where(cut, whole + rest // parts, tl.program_id(0))
+    part = tl.where(cut, rest % parts, 0)
+    steps = C // BK
+    first = tl.where(cut, part * SIDE // parts, 0) * steps
+    last = tl.where(cut, (part + 1) * SIDE // parts, SIDE) * steps
+    m, n, r, c = tile * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, RANK), tl.arange(0, BK)
+    position = tl.minimum(m, M - 1)
+    corner = (position // (H * W) * (H + 2 * RADIUS) * W + position % (H * W)).to(tl.int64) * C
+    left = maps + corner[:, None] + c[None, :]
+    right = taps + c[:, None] * N
+    most = tl.zeros([BM, BN], tl.float32)
+    others = tl.zeros([BM, RANK], tl.float32)
+    for step in range(first, last):
+        a = tl.load(left + (step // steps * W * C + step % steps * BK))
+        most = dot(a, tl.load(right + step * BK * N + n[None, :]), most, "tf32")
+        others = dot(a, tl.load(right + step * BK * N + BN + r[None, :]), others, "tf32")
+    to = out + (part * M + m).to(tl.int64)[:, None] * N
+    tl.store(to + n[None, :], most.to(out.dtype.element_ty), (m < M)[:, None])
+    tl.store(to + BN + r[None, :], others.to(out.dtype.element_ty), (m < M)[:, None])
+
+
+@triton.jit
+def _add(
+    narrow, left, A, t, out, scale, image, p, r, first, last, C, P,
+    RANK: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out += rho * scale * left @ narrow, for channels first .. last at positions p."""
+    for start in range(first, last, BC):
+        k = start + tl.arange(0, BC)
+        at = image * C * P + k[:, None] * P + p[None, :]
+        inside = (k < C)[:, None] & (p < P)[None, :]
+        a = tl.load(A + at, inside, 0).to(tl.float32)
+        before = tl.load(out + at, inside, 0).to(tl.float32)
+        weights = tl.load(left + k[:, None] * RANK + r[None, :], (k < C)[:, None] & (r < RANK)[None, :], 0)
+        delta = dot(weights, narrow, tl.zeros([BC, p.shape[0]], tl.float32), PRECISION) * scale
+        tl.store(out + at, (before + tl.where(a > t, delta, 0)).to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _widen_columns(
+    columns, left, A, t_in, out, scale, C, H, W, M, whole, per,
+    PARTS: tl.constexpr, TILE: tl.constexpr, RADIUS: tl.constexpr, RANK: tl.constexpr, BP: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
+    """out += rho * scale * left @ (the shifted sum of columns). columns (PARTS, M, S*R); A and out (B, C, P)."""
+    SIDE: tl.constexpr = 2 * RADIUS + 1
+    P = H * W
+    p, r, image = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, RANK), tl.program_id(2).to(tl.int64)
+    low = tl.zeros([BP, RANK], tl.float32)
+    for dx in tl.static_range(SIDE):
+        m, u = image * P + p + (dx - RADIUS), p % W + (dx - RADIUS)
+        inside = (p < P) & (u >= 0) & (u < W)
+        at = columns + m[:, None] * (SIDE * RANK) + dx * RANK + r[None, :]
+        low += tl.load(at, inside[:, None], 0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            cut = inside & (m >= whole * TILE)
+            low += tl.load(at + tl.cast(M, tl.int64) * (part * SIDE * RANK), cut[:, None], 0).to(tl.float32)
+    narrow = tl.trans(low.to(left.dtype.element_ty))
+    first = tl.program_id(1) * per
+    _add(
+        narrow, left, A, tl.load(t_in + image), out, scale, image, p, r, first, tl.minimum(first + per, C), C, P,
+        RANK, BC, "tf32",
+    )  # fmt: skip
+
+
+@triton.jit
 def _widen(
     thin, left, A, t_in, out, scale, C, H, W,
     RADIUS: tl.constexpr, RANK: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -80,16 +174,7 @@ def _widen(
             line = (dy * SIDE + dx) * RANK + r
             low += tl.load(thin + line[:, None] * P + (v * W + u)[None, :], inside, 0).to(tl.float32)
     narrow = low.to(left.dtype.element_ty)
-    t = tl.load(t_in + image)
-    for start in range(0, C, BC):
-        k = start + tl.arange(0, BC)
-        weights = tl.load(left + k[:, None] * RANK + r[None, :], (k < C)[:, None] & (r < RANK)[None, :], 0)
-        delta = dot(weights, narrow, tl.zeros([BC, BP], tl.float32), PRECISION) * scale
-        at = image * C * P + k[:, None] * P + p[None, :]
-        inside = (k < C)[:, None] & (p < P)[None, :]
-        rho = tl.load(A + at, inside, 0).to(tl.float32) > t
-        found = tl.load(out + at, inside, 0).to(tl.float32) + tl.where(rho, delta, 0)
-        tl.store(out + at, found.to(out.dtype.element_ty), inside)
+    _add(narrow, left, A, tl.load(t_in + image), out, scale, image, p, r, 0, C, C, P, RANK, BC, PRECISION)
 
 
 def _thresholds(A: Tensor, threshold: Tensor | None) -> Tensor:
@@ -100,9 +185,14 @@ def _thresholds(A: Tensor, threshold: Tensor | None) -> Tensor:
 def full(
     A: Tensor, filter: Tensor, threshold: Tensor | None, divisor: float, tile: tuple[int, int, int] | None = None
 ) -> Tensor | None:
-    """C_T with a full filter (C, C, S, S), channels-last, for bfloat16 and channels in multiples of 64; else None."""
+    """C_T with a full filter (C, C, S, S), channels-last, for bfloat16 and channels in multiples of 64; else None.
+
+    None, too, for so little work that cuDNN is faster, unless a tile is asked for.
+    """
     B, C, H, W = A.shape
     radius = filter.shape[2] // 2
+    if tile is None and 2 * filter.numel() * B * H * W < ENOUGH:
+        return None
     if A.dtype != torch.bfloat16 or C % (tile[1] if tile else 64) or B * H * W * C >= 2**31:
         return None
     A = A.contiguous(memory_format=torch.channels_last)
@@ -123,8 +213,13 @@ def full(
     return out
 
 
+def _processors(device: torch.device) -> int:
+    """Multiprocessors; in the interpreter a few, so that small maps are cut like large ones."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
 def factored(
-    A: Tensor, left: Tensor, right: Tensor, threshold: Tensor | None, eps: float, divisor: float
+    A: Tensor, left: Tensor, right: Tensor, threshold: Tensor | None, eps: float, divisor: float, cut: int = 3
 ) -> Tensor | None:
     """C_T with F = direct + left @ right: left (C, R), right (R, C, S, S); None for what is not covered."""
     R, C, side, _ = right.shape
@@ -135,14 +230,39 @@ def factored(
     if done is None:
         return None
     out, t = done
-    B, _, H, W = A.shape
+    narrow = derived(left, f"narrow {A.dtype}", lambda: left.to(A.dtype).contiguous())
+    radius, B, (H, W) = side // 2, len(A), A.shape[2:]
+    wide = 2 * radius * R
+    if A.dtype.itemsize == 2 and C % 64 == 0 and R in (16, 32) and 16 <= wide <= 256 and wide & (wide - 1) == 0:
+        maps = A.new_empty(B, H + 2 * radius, W, C)
+        _lines[H + 2 * radius, triton.cdiv(C, 128), B](
+            A, t, maps, C, H, W, RADIUS=radius, BC=128, BW=max(16, int(triton.next_power_of_2(W))), num_warps=4
+        )  # fmt: skip
+
+        def rows() -> Tensor:
+            return right.to(A.dtype).permute(2, 1, 3, 0).reshape(side * C, side * R).contiguous()  # (dy c, dx r)
+
+        BM, M = 128, B * H * W
+        tiles, processors = triton.cdiv(M, BM), _processors(A.device)
+        whole = tiles // processors * processors
+        parts = min(cut, side, max(1, processors // (tiles - whole))) if tiles > whole else 1
+        columns = A.new_empty(parts, M, side * R)
+        _columns[(whole + (tiles - whole) * parts,)](
+            maps, derived(right, f"rows {A.dtype}", rows), columns, C, H, W, M, whole, parts,
+            RADIUS=radius, RANK=R, BM=BM, BK=64, num_warps=8, num_stages=4,
+        )  # fmt: skip
+        per = triton.cdiv(C, 128) * 64
+        _widen_columns[triton.cdiv(H * W, 64), triton.cdiv(C, per), B](
+            columns, narrow, A, t, out, 1 / divisor, C, H, W, M, whole, per,
+            PARTS=parts, TILE=BM, RADIUS=radius, RANK=R, BP=64, BC=64, num_warps=4,
+        )  # fmt: skip
+        return out
     a = (A * A.gt(t[:, None, None, None])).flatten(2)
     taps = derived(right, f"taps {A.dtype}", lambda: right.to(A.dtype).permute(2, 3, 0, 1).reshape(-1, C).contiguous())
-    narrow = derived(left, f"narrow {A.dtype}", lambda: left.to(A.dtype).contiguous())
     thin = torch.matmul(taps, a)  # (B, S*S*R, HW)
     _widen[triton.cdiv(H * W, 64), B](
         thin, narrow, A, t, out, 1 / divisor, C, H, W,
-        RADIUS=side // 2, RANK=R, BR=max(16, int(triton.next_power_of_2(R))), BP=64, BC=64,
+        RADIUS=radius, RANK=R, BR=max(16, int(triton.next_power_of_2(R))), BP=64, BC=64,
         PRECISION="tf32x3" if A.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
     return out

@@ -25,5 +25,9 @@ def derived(source: Tensor, kind: str, make: Callable[[], _Result]) -> _Result:
     if known is not None and known[0]() is source and known[1] == state:
         return known[2]  # type: ignore[return-value]
     value = make()
-    _made[key] = weakref.ref(source, lambda _: _made.pop(key, None)), state, value
+
+    def forget(_: object, made: dict[tuple[int, str], object] = _made) -> None:  # type: ignore[assignment]
+        made.pop(key, None)  # bound here: when Python ends, the module's names may be gone before the tensor
+
+    _made[key] = weakref.ref(source, forget), state, value
     return value
