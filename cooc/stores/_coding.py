@@ -6,14 +6,16 @@
     int4        1/2: 16 levels, 0.38 standard deviations apart
     pq          1/4: product quantisation, 256 centroids for every four numbers
 
-Nothing is learned from an index: whitening makes the numbers of a vector alike, close to normal with variance 1/D, so
-levels and centroids are those of the normal distribution, for the first picture as for the millionth. faiss reads these
-codes as they are. The product of a vector with its coarse code would be less than 1, by the share that is lost; so the
-vector is lengthened by as much before it is coded, and scores mean the same whatever the storage.
+Nothing is learned from an index. For int4 and pq a vector is turned first, by random signs and a Hadamard matrix: that
+keeps products, and makes the numbers of any vector alike, close to normal with variance 1/D. So levels and centroids
+are those of the normal distribution, for the first picture as for the millionth. faiss reads these codes as they are.
+The product of a vector with its coarse code would be less than 1, by the share that is lost; so the vector is
+lengthened by as much before it is coded, and scores mean the same whatever the storage.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -69,35 +71,40 @@ class Coding:
     def encode(self, vectors: Vectors) -> Codes:
         if self.plain:
             return vectors.astype("<f4", copy=False).view(np.uint8)
+        given, vectors = vectors, self.turn(vectors)
         kept: Vectors | float = KEPT
         if self.name != "pq":
             kept = np.maximum(self._product(vectors, self._quantiser.sa_encode(vectors)), 0.1)[:, None]
         codes: Codes = self._quantiser.sa_encode((vectors / kept).astype(np.float32))
-        off = np.abs(self._product(vectors, codes) - 1)
+        off = np.abs(np.einsum("nd,nd->n", given, self.decode(codes)) - 1)
         if len(off) and off.max() > OFF[self.name]:
             raise InputError(
                 f"These vectors are too uneven to be stored as {self.name}: one has a product of "
-                f"{1 - off.max():.2f} with its code. Use a recipe with whitening, or --storage float16."
+                f"{1 - off.max():.2f} with its code. Use float16 or int4."
             )
         return codes
 
     def _product(self, vectors: Vectors, codes: Codes) -> Vectors:
-        product: Vectors = np.einsum("nd,nd->n", vectors, self.decode(codes))
+        product: Vectors = np.einsum("nd,nd->n", vectors, self._quantiser.sa_decode(codes))
         return product
+
+    def turn(self, vectors: Vectors) -> Vectors:
+        """As the codes of int4 and pq see vectors and queries; products stay what they are."""
+        return _hadamard(vectors * _signs(self.dim)) if self.small else vectors
 
     def decode(self, codes: Codes) -> Vectors:
         """As they are searched: of length 1 but for the rounding."""
         if self.plain:
             return codes.view("<f4").astype(np.float32, copy=False)
         vectors: Vectors = self._quantiser.sa_decode(np.ascontiguousarray(codes))
-        return vectors
+        return _hadamard(vectors) * _signs(self.dim) if self.small else vectors
 
     def unit(self, codes: Codes) -> Vectors:
         vectors = self.decode(codes)
         return vectors if self.plain else vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
     def borrow(self, codes: Codes) -> faiss.IndexFlatCodes:
-        """A faiss index over these codes where they lie. They must outlive it."""
+        """A faiss index over these codes where they lie, for queries that are turned. They must outlive it."""
         index = quantiser(self.name, self.dim)
         index.codes = faiss.MaybeOwnedVectorUInt8.create_view(faiss.swig_ptr(codes), codes.nbytes, index.codes.owner)
         index.ntotal = len(codes)
@@ -123,6 +130,23 @@ def quantiser(name: str, dim: int) -> faiss.IndexFlatCodes:
         faiss.copy_array_to_vector(np.array(RANGES[name], np.float32) * np.float32(scale), index.sq.trained)
     index.is_trained = True
     return index
+
+
+def _signs(dim: int) -> Vectors:
+    bits = np.frombuffer(hashlib.shake_256(b"cooc").digest(-(-dim // 8)), np.uint8)
+    return 1 - 2 * np.unpackbits(bits, count=dim).astype(np.float32)
+
+
+def _hadamard(rows: Vectors) -> Vectors:
+    """Orthogonal, its own inverse: in blocks of the largest power of two that divides the dimension. (n, D)"""
+    count, dim = rows.shape
+    block = dim & -dim
+    step = 1
+    while step < block:
+        pairs = rows.reshape(count, dim // (2 * step), 2, step)
+        rows = np.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), axis=2)
+        step *= 2
+    return np.ascontiguousarray(rows.reshape(count, dim) / np.float32(block**0.5), np.float32)
 
 
 def _centroids() -> NDArray[np.float32]:

@@ -219,7 +219,7 @@ def _top(coding: Coding, queries: Vectors, codes: Codes, k: int) -> tuple[Vector
     with _scanning:
         if coding.plain:
             return _scan_all(queries, coding.decode(codes), k)
-        scores, found = coding.borrow(codes).search(queries, k)
+        scores, found = coding.borrow(codes).search(coding.turn(queries), k)
         return scores, found
 
 
