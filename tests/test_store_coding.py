@@ -43,7 +43,7 @@ def naive(storage: str, vector: Vectors) -> list[float]:
         levels = [(-12 + 24 * (c + 0.5) / 255) * unit for c in range(256)]
         return [min(levels, key=lambda level: abs(level - x)) for x in vector]
     if storage == "int4":
-        levels = [(c - 7.5) * 0.38 * unit for c in range(16)]
+        levels = [(c - 7.5) * 0.3352 * unit for c in range(16)]
         return [min(levels, key=lambda level: abs(level - x)) for x in vector]
     out: list[float] = []
     for start in range(0, len(vector), 4):
