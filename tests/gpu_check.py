@@ -12,6 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,6 +100,28 @@ def check_linear(maps: Maps) -> Iterator[Case]:
                     A, radius, EPS, C - 1, rarity_eps=1e-5, spatial=spatial, rarity=rarity
                 )  # fmt: skip
                 yield f"{pool.__name__} {(B, C, H, W)}, {dtype}", found, pool(A.double(), reference), SINGLE
+
+
+def check_choices(maps: Maps) -> Iterator[Case]:
+    """Whatever the benchmark lets the kernels choose from gives the same."""
+    from cooc.benchmark import kernels
+    from cooc.kernels import direct
+
+    B, C, H, W = (3, 20, 6, 9) if maps.small else (5, 512, 24, 32)
+    A = maps(B, C, H, W)
+    reference = cooccurrence(A.double())
+    group = {"group": 2 * A[0].nbytes}
+    for choices in (group, *kernels.DIRECT):
+        made = direct.tensor(A, 4, None, EPS, C - 1, **choices)
+        yield f"direct, {choices}", made[0] if made else None, reference, SINGLE
+    levels = torch.linspace(0.1, 0.5, B)
+    made = direct.tensor(A, 4, levels, EPS, C - 1, **group)
+    expected = cooccurrence(A.double(), 4, levels.to(A.device))
+    yield "direct, thresholds in groups", made[0] if made else None, expected, SINGLE
+    for choices in (group, *kernels.LINEAR):
+        options: dict[str, Any] = {"rarity_eps": 1e-5, "spatial": True, "rarity": True, **choices}
+        found = direct.linear_pooling(A, 4, EPS, C - 1, **options)
+        yield f"linear, {choices}", found, chco_sct(A.double(), reference), SINGLE
 
 
 def check_learned(maps: Maps) -> Iterator[Case]:

@@ -16,7 +16,7 @@ from cooc.kernels.memory import derived
 
 pytest.importorskip("triton", reason="Triton is for Linux only")
 
-CHECKS = ("direct", "thresholds", "linear", "learned", "factored", "sketch", "shih", "repeat", "forms")
+CHECKS = ("direct", "thresholds", "linear", "choices", "learned", "factored", "sketch", "shih", "repeat", "forms")
 
 
 def test_kernels_equal_torch_forms() -> None:

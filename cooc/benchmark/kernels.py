@@ -34,6 +34,10 @@ __all__ = ["PARTS", "Form", "part", "sizes", "targets"]
 
 PARTS = ("direct", "linear", "learned", "factored", "segments", "shih")
 RANK = 32
+# What was not chosen as the default, measured beside it.
+DIRECT = ({"group": 2**40}, {"group": 26_000_000}, {"registers": 96}, {"planes": 32})
+LINEAR = ({"group": 2**40}, {"group": 26_000_000}, {"warps": 1}, {"segments": 1})
+FACTORED = ({"cut": 1},)
 Row = dict[str, Any]
 _Found = TypeVar("_Found")
 
@@ -90,14 +94,19 @@ def part(
     if name == "direct":
         exact = torch_only(closed)
 
-        def direct() -> Call:
+        def direct(**choices: int) -> Call:
             from cooc.kernels import direct
 
-            return lambda A: some(direct.tensor(A, radius, None, EPS, channels - 1))[0]
+            return lambda A: some(direct.tensor(A, radius, None, EPS, channels - 1, **choices))[0]
 
         return [
             Form("kernel float32", direct, exact, graph=True, floor=2 * moved),
             Form("kernel bfloat16", direct, exact, narrow=True, graph=True, floor=moved),
+            *(
+                Form(f"kernel {words(choices)}", partial(direct, **choices), exact, graph=True, floor=2 * moved)
+                for choices in DIRECT
+                if batch > 1
+            ),
             Form("compiled torch", partial(compiled, closed), exact, graph=True, floor=2 * moved),
         ]
     if name == "linear":
@@ -105,16 +114,21 @@ def part(
         def pooled(A: Tensor) -> Tensor:
             return chco_sct(A, cooccurrence(A, radius))
 
-        def linear() -> Call:
+        def linear(**choices: int) -> Call:
             from cooc.kernels import direct
 
-            options = {"rarity_eps": 1e-5, "spatial": True, "rarity": True}
-            return lambda A: some(direct.linear_pooling(A, radius, EPS, channels - 1, **options))  # type: ignore[arg-type]
+            options: dict[str, Any] = {"rarity_eps": 1e-5, "spatial": True, "rarity": True, **choices}
+            return lambda A: some(direct.linear_pooling(A, radius, EPS, channels - 1, **options))
 
         exact = torch_only(pooled)
         return [
             Form("kernel float32", linear, exact, graph=True, floor=moved),
             Form("kernel bfloat16", linear, exact, narrow=True, graph=True, floor=moved / 2),
+            *(
+                Form(f"kernel {words(choices)}", partial(linear, **choices), exact, graph=True, floor=moved)
+                for choices in LINEAR
+                if batch > 1
+            ),
             Form("compiled torch", partial(compiled, pooled), exact, graph=True, floor=moved),
         ]
     if name == "learned":
@@ -140,15 +154,20 @@ def part(
         def thin(A: Tensor) -> Tensor:
             return cooccurrence_factored(A, left.to(A.dtype), right.to(A.dtype))
 
-        def factored() -> Call:
+        def factored(**choices: int) -> Call:
             from cooc.kernels import learned
 
-            return lambda A: some(learned.factored(A, left, right, None, EPS, channels - 1))
+            return lambda A: some(learned.factored(A, left, right, None, EPS, channels - 1, **choices))
 
         exact, floor = torch_only(thin), 1e3 * pairs * RANK / channels / flops
         return [
             Form("kernel bfloat16", factored, exact, narrow=True, graph=True, floor=floor),
             Form("kernel float32", factored, exact, graph=True, floor=floor),
+            *(
+                Form(f"kernel {words(c)}", partial(factored, **c), exact, narrow=True, graph=True, floor=floor)
+                for c in FACTORED
+                if batch > 1
+            ),
             Form("torch bfloat16", lambda: exact, exact, narrow=True, graph=True, floor=floor),
         ]
     if name == "segments":
@@ -183,6 +202,10 @@ def part(
         Form("kernel bfloat16", shih, exact, narrow=True, floor=floor),
         Form("torch float32", lambda: exact, exact, floor=floor),
     ]
+
+
+def words(choices: dict[str, int]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in choices.items())
 
 
 def torch_only(call: Call) -> Call:

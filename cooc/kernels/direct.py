@@ -130,9 +130,10 @@ def _box(
     ahead = _row(base, first + RADIUS, inside, H, W)
     beyond = _row(base, first + RADIUS + 1, inside, H, W)
     window = tl.zeros([BC, BW], tl.float32)
-    for step in tl.static_range(2 * RADIUS):
-        row = first + (step - RADIUS)
-        window += _others(_row(base, row, inside, H, W), s, row, columns, t, keep, H, W)
+    for pair in range(0, 2 * RADIUS, 2):  # more loads at once would take the registers of other programs
+        for step in tl.static_range(2):
+            row = first + pair + (step - RADIUS)
+            window += _others(_row(base, row, inside, H, W), s, row, columns, t, keep, H, W)
     for step in range(tl.minimum(rows, H - first)):
         row = first + step
         entering, ahead = ahead, beyond
@@ -170,9 +171,10 @@ def _moments(
     beyond = _row(base, first + RADIUS + 1, inside, H, W)
     window = tl.zeros([BC, BW], tl.float32)
     mine = tl.zeros([BC, BW], tl.float32)
-    for step in tl.static_range(2 * RADIUS):
-        a = _row(base, first + (step - RADIUS), inside, H, W)
-        window += tl.where(a > t, a, 0)
+    for pair in range(0, 2 * RADIUS, 2):
+        for step in tl.static_range(2):
+            a = _row(base, first + pair + (step - RADIUS), inside, H, W)
+            window += tl.where(a > t, a, 0)
     for step in range(tl.minimum(rows, H - first)):
         row = first + step
         entering, ahead = ahead, beyond
@@ -292,7 +294,14 @@ def _groups(A: Tensor, most: int) -> list[slice]:
 
 
 def tensor(
-    A: Tensor, radius: int, threshold: Tensor | None, eps: float, divisor: float, group: int = GROUP, planes: int = 16
+    A: Tensor,
+    radius: int,
+    threshold: Tensor | None,
+    eps: float,
+    divisor: float,
+    group: int = GROUP,
+    planes: int = 16,
+    registers: int = 64,
 ) -> tuple[Tensor, Tensor] | None:
     """C_T (B, C, H, W) in A's dtype, and the thresholds (B,); None for maps that the kernels do not cover."""
     if not _fits(A, radius):
@@ -311,7 +320,7 @@ def tensor(
         )  # fmt: skip
         _box[triton.cdiv(C, planes), triton.cdiv(H, rows), n](
             maps, s[some], t[some], out[some], 1 - eps, 1 / divisor, C, H, W, rows,
-            RADIUS=radius, BC=planes, BW=_power(W), num_warps=planes // 4,
+            RADIUS=radius, BC=planes, BW=_power(W), num_warps=planes // 4, maxnreg=registers,
         )  # fmt: skip
     return out, t
 
@@ -327,6 +336,7 @@ def linear_pooling(
     rarity: bool,
     group: int = GROUP,
     warps: int = 4,
+    segments: int = 0,
 ) -> Tensor | None:
     """ChCO-SC_T, or one of its halves, without C_T. (B, C) float32; None for maps that the kernels do not cover."""
     if not _fits(A, radius):
@@ -338,15 +348,15 @@ def linear_pooling(
     out = A.new_empty(A.shape[:2], dtype=torch.float32)
     for some in _groups(A, group):
         maps = A[some]
-        n, rows = len(maps), _rows(maps, planes)
-        segments = triton.cdiv(H, rows)
+        n, rows = len(maps), triton.cdiv(H, segments) if segments else _rows(maps, planes)
+        slices = triton.cdiv(H, rows)
         sums, factor, parts = _mean(maps, None)
         t, totals = A.new_empty(2, n, dtype=torch.float32).unbind()
         moments = A.new_empty(n, blocks, 3, H * W, dtype=torch.float32)
-        own = A.new_empty(n, segments, C, dtype=torch.float32)
-        _moments[blocks, segments, n](
+        own = A.new_empty(n, slices, C, dtype=torch.float32)
+        _moments[blocks, slices, n](
             maps, sums, factor, t, moments, own, C, H, W, rows,
-            PARTS=parts, RADIUS=radius, BC=planes, BW=_power(W), num_warps=warps,
+            PARTS=parts, RADIUS=radius, BC=planes, BW=_power(W), num_warps=warps, maxnreg=128 if W <= 32 else 200,
         )  # fmt: skip
         weights = A.new_empty(n, 2, H * W, dtype=torch.float32)
         _weights[(n,)](
@@ -355,6 +365,6 @@ def linear_pooling(
         )  # fmt: skip
         _pool[triton.cdiv(C, 8), n](
             maps, t, weights, totals, own, out[some], 1 - eps, 1 / divisor, rarity_eps, C, H * W,
-            SEGMENTS=segments, SPATIAL=spatial, RARITY=rarity, BC=8, BP=256, num_warps=4,
+            SEGMENTS=slices, SPATIAL=spatial, RARITY=rarity, BC=8, BP=256, num_warps=4,
         )  # fmt: skip
     return out

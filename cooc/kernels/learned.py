@@ -23,7 +23,7 @@ from cooc.kernels.memory import derived
 
 __all__ = ["TILES", "factored", "full"]
 
-ENOUGH = 2**38  # operations below which cuDNN, which also cuts the sum in parts, keeps more of a GPU at work
+ENOUGH = 1.8e11  # operations (six images of 512 x 24 x 32) below which cuDNN, which also cuts the sum in parts, keeps more of a GPU at work
 # Positions, channels and stages of a program: the first whose channels divide those of the filter is used.
 TILES = ((128, 256, 4), (128, 256, 3), (256, 128, 3), (128, 128, 4), (128, 64, 4))
 
