@@ -31,7 +31,7 @@ from cooc.stores import without_password
 
 _T = TypeVar("_T")
 
-META, STATE, WRITER = "cooc.meta", "cooc.state", "cooc.writer"  # properties of the collection
+META, STATE, WRITER, KEPT = "cooc.meta", "cooc.state", "cooc.writer", "cooc.kept"  # properties of the collection
 GAP = 1 << 32  # row numbers that are left out when a change failed: none is ever used twice
 GRACE = 20.0  # seconds for which rows stay that no longer count; a question takes less, or it is asked again
 RANGES = 50_000  # of rows that do not count, at most: the server keeps a state of up to a megabyte or so
@@ -163,7 +163,7 @@ class Server:
             self._beating.join()
         with self.mutex, suppress(MilvusException, grpc.RpcError):  # a lease that cannot be given back runs out
             if self._token is not None and self._lease().get("token") == self._token:
-                self._put(WRITER, "{}", timeout=2)
+                self._put({WRITER: "{}"}, timeout=2)
         self._client.close()
         self._client = None
 
@@ -221,7 +221,7 @@ class Server:
         with self.explained():
             if _alive(holder := self._lease()):
                 raise self._locked(holder)
-            self._put(WRITER, json.dumps(mine | {"beat": time.time()}))
+            self._put({WRITER: json.dumps(mine | {"beat": time.time()})})
             self._ended.wait(SETTLE)
             if (holder := self._lease()).get("token") != mine["token"]:
                 raise self._locked(holder)
@@ -234,7 +234,7 @@ class Server:
         while not self._ended.wait(BEAT):
             with suppress(MilvusException, grpc.RpcError):
                 if self._lease().get("token") == self._token:
-                    self._put(WRITER, json.dumps(mine | {"beat": time.time()}), timeout=BEAT)
+                    self._put({WRITER: json.dumps(mine | {"beat": time.time()})}, timeout=BEAT)
 
     @contextmanager
     def changing(self) -> Iterator[State]:
@@ -259,7 +259,10 @@ class Server:
         if len(state.dead) > RANGES:
             raise StoreError(f"{len(state.dead)} images cannot be changed at once in {self.address.shown}: give fewer.")
         state = replace(state, time=self.now())
-        self._put(STATE, json.dumps(asdict(state), separators=(",", ":")))
+        text = json.dumps(asdict(state), separators=(",", ":"))
+        self._put({STATE: text})
+        if self.properties().get(STATE) != text:
+            raise MilvusException(message="the server was started anew before it had kept the change")
         self._doubt = False
         return state
 
@@ -271,15 +274,13 @@ class Server:
 
     def put_new(self, meta: str) -> None:
         """The last step in making an index: from here on there is one."""
-        self.client.alter_collection_properties(
-            self.address.name,
-            {META: meta, STATE: json.dumps(asdict(State())), WRITER: "{}"},
-            timeout=self.address.timeout,
-        )
+        self._put({META: meta, STATE: json.dumps(asdict(State())), WRITER: "{}"})
 
-    def _put(self, key: str, value: str, timeout: float | None = None) -> None:
-        name = self.address.name
-        self.client.alter_collection_properties(name, {key: value}, timeout=timeout or self.address.timeout)
+    def _put(self, properties: dict[str, str], timeout: float | None = None) -> None:
+        """Up to 2.3.5, Milvus writes to its disk what there was before a change (its issue 30144). So a second one,
+        of nothing, makes the first survive the server. One that is lost in between is found out by `commit`."""
+        for changes in (properties, {KEPT: ""}):
+            self.client.alter_collection_properties(self.address.name, changes, timeout=timeout or self.address.timeout)
 
     def _lease(self) -> dict[str, Any]:
         return dict(json.loads(self.properties().get(WRITER, "{}")))
