@@ -354,7 +354,7 @@ def test_impossible_settings(changes: dict[str, object]) -> None:
 def test_dtype_is_recorded() -> None:
     assert descriptor().config.dtype == "float32"
     assert descriptor(dtype="auto").config.dtype == "float32"  # of the network that was given
-    half = build_backbone("efficientnet-lite0", weights=backbone().network.state_dict(), dtype=torch.bfloat16)
+    half = build_backbone("efficientnet-lite0", weights=random_weights("efficientnet-lite0"), dtype=torch.bfloat16)
     low = Descriptor(config(), device="cpu", backbone=half)
     assert low.config.dtype == "bfloat16"
     assert low.config.hash == descriptor().config.hash
@@ -366,7 +366,7 @@ def test_dtype_is_recorded() -> None:
 
 def test_fingerprint_knows_weights_and_whitening() -> None:
     base = descriptor().fingerprint
-    weights = {key: value.clone() for key, value in backbone().network.state_dict().items()}
+    weights = {key: value.clone() for key, value in random_weights("efficientnet-lite0").items()}
     weights["_conv_head.weight"][0, 0] += 1
     other = Descriptor(config(), device="cpu", backbone=build_backbone("efficientnet-lite0", weights=weights))
     whitened = Descriptor(config(), device="cpu", backbone=backbone(), whitening=whitening())
