@@ -37,6 +37,11 @@ def _bilinear(
     return replace(config, options=SKETCH, dim=dim, scales=scales), source
 
 
+def _learned(source: str, dim: int = 512, scales: tuple[float, ...] = (1.0,)) -> tuple[DescriptorConfig, str]:
+    config, _ = _bilinear(source, dim=dim, scales=scales)
+    return replace(config, cooccurrence="learned", filter="landmarks"), source
+
+
 def _light(source: str) -> tuple[DescriptorConfig, str]:
     """The paper's linear pooling on a network for people without a GPU."""
     config, _ = _linear("chco-sct", source, cooccurrence="direct")
@@ -67,6 +72,8 @@ _TABLE: dict[str, tuple[DescriptorConfig, str]] = {
     "paper-bilinear-aa-ms": _bilinear("table 4: BP(AA) + ms, 8192", "none", "none", 8192, MULTI_SCALE),
     "light": _light("our measurement: docs/performance.md"),
     "paper-bilinear-ms": _bilinear("table 4 and 6: BP(AC_T) + ms, 8192", "none", "direct", 8192, MULTI_SCALE),
+    "learned": _learned("section 5, our filter: BP(AC_T) learned"),
+    "learned-ms": _learned("table 4 and 6, our filter: BP(AC_T) learned + ms, 8192", 8192, MULTI_SCALE),
 }
 
 RECIPES: dict[str, Recipe] = {name: Recipe(name, config, source) for name, (config, source) in _TABLE.items()}

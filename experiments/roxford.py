@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -375,7 +376,12 @@ def main() -> None:
     bench = load(args, base, device)
     bench.photos = verify(bench.photos, bench.landmarks[0], base)
     say(f"{len(bench.photos.pairs()[0])} verified pairs, {len(bench.photos.queries())} photos to train on")
-    about = provenance(args.device) | {"photos": len(bench.photos), "pairs": len(bench.photos.pairs()[0])}
+    command = shlex.join(["python", "experiments/roxford.py", *sys.argv[1:]])
+    about = provenance(args.device) | {
+        "command": command,
+        "photos": len(bench.photos),
+        "pairs": len(bench.photos.pairs()[0]),
+    }
     functions = {"seeds": seeds, "learning": learning, "whitening": whitening}
     for part in args.parts.split(","):
         rows: dict[str, Any] = {}

@@ -57,7 +57,7 @@ def test_engines(real_weights: Callable[[str], dict[str, Tensor]], tmp_path: Pat
         assert row["error"] < 1e-3
     assert found["rows"][0]["times_faster"] == 1
     (tmp_path / "engines-cpu.json").write_text(json.dumps(found))
-    table = report.engines(report.load_results(tmp_path))
+    table = report.TABLES["engines"](report.load_results(tmp_path))
     assert [row[2] for row in table.rows] == engines
     with pytest.raises(UnknownNameError, match="Did you mean 'OpenVINO'"):
         run_engines(["vgg16"], [(64, 64)], ["OpenVIN"])
@@ -112,7 +112,7 @@ def test_growth(tmp_path: Path) -> None:
         assert row["exact search, ms"] > 0
         assert row["on disk, bytes per image"] > 32
     (tmp_path / "growth-cpu.json").write_text(json.dumps(found))
-    assert len(report.growth(report.load_results(tmp_path)).rows) == 4
+    assert len(report.TABLES["growth"](report.load_results(tmp_path)).rows) == 4
 
 
 @pytest.mark.parametrize(

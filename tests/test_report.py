@@ -141,21 +141,80 @@ def test_reference_marks_what_is_off_by_more_than_a_point(tmp_path: Path) -> Non
     assert row(table, "crow", "512", "torchvision")[-4:] == ["62.8 (+1.1 !)"] + ["not measured"] * 3
 
 
+def scores(*values: float, gain: float | None = None) -> dict[str, Any]:
+    """Oxford, then Easy, Medium and Hard of ROxford, as an experiment keeps them."""
+    names = ("oxford", "roxford-easy", "roxford-medium", "roxford-hard")
+    cells = {
+        name: {"mAP": v, "interval": [v - 5, v + 5]} | ({} if gain is None else {"gain": [gain, gain - 1, gain + 1]})
+        for name, v in zip(names, values, strict=True)
+    }
+    return {"oxford5k": {"oxford": cells.pop("oxford")}, "roxford5k": cells}
+
+
+def experiment(folder: Path, name: str, rows: dict[str, Any]) -> report.Results:
+    about = {"command": "python experiments/roxford.py", "commit": "abc", "machine": {"accelerator": "NVIDIA H200"}}
+    (folder / f"experiment-{name}.json").write_text(json.dumps(about | {"rows": rows}))
+    return report.load_results(folder)
+
+
+def by_expansion(found: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {dataset: dict.fromkeys(names, protocols) for dataset, protocols in found.items()}
+
+
 def test_learned_filters_stand_beside_the_direct_ones(tmp_path: Path) -> None:
-    learned = {"cooccurrence": "learned", "filter": "learned", "size": 1024}
-    write(tmp_path, "roxford5k", "learned", {"none": [66, 50, 25], "alpha-10": [68, 53, 27]}, config=learned)
-    write(tmp_path, "roxford5k", "paper-bilinear", {"none": [64.6, 49, 23.2]})
-    write(tmp_path, "roxford5k", "other", {"none": [1, 2, 3]}, config={"cooccurrence": "direct", "size": 640})
-    table = report.TABLES["learned"](report.load_results(tmp_path))
-    assert [cells[:4] for cells in table.rows] == [
-        ["learned", "512", "none", "direct"],
-        ["", "512", "none", "learned"],
-        ["learned", "512", "alpha-10", "direct"],
-        ["", "512", "alpha-10", "learned"],
+    trained = {"history": [{"mAP": 50.0}, {"mAP": 52.0}], "best": 1, "seconds": 60.2, "peak_bytes": 2**31}
+    trained |= {
+        "compressed_error": 0.2,
+        "scores": {"one scale": by_expansion(scores(71, 66, 50, 25, gain=1.4), "none")},
+    }
+    direct = {"scores": {"one scale": by_expansion(scores(70, 64.6, 49, 23.2), "none")}}
+    results = experiment(tmp_path, "learning", {"direct": direct, "sap": trained})
+    assert report.TABLES["learned"](results).rows == [
+        [
+            "one scale",
+            "none",
+            "direct",
+            "70.0 [65.0, 75.0]",
+            "64.6 [59.6, 69.6]",
+            "49.0 [44.0, 54.0]",
+            "23.2 [18.2, 28.2]",
+        ],
+        ["", "", "sap", *(f"{v}, +1.4 [+0.4, +2.4]" for v in (71.0, 66.0, 50.0, 25.0))],
     ]
-    assert table.rows[0][5] == "64.6 [59.6, 69.6]"
-    assert table.rows[1][5] == "66.0 [61.0, 71.0]"
-    assert table.rows[2][5] == "not measured"
+    assert report.TABLES["training"](results).rows == [["sap", "60", "2.0", "1", "50.0", "52.0", "0.20"]]
+
+
+def test_draws_of_the_sketch_stand_beside_the_reference(tmp_path: Path) -> None:
+    values = {"seed 0": (60, 50, 40, 20), "seed 1": (62, 52, 44, 21), "no sketch": (61, 51, 41, 19)}
+    rows = {f"BP(AA), 512, {k}": {"scores": by_expansion(scores(*v), "none", "average-10")} for k, v in values.items()}
+    table = report.TABLES["seeds"](experiment(tmp_path, "seeds", rows))
+    assert table.rows[:3] == [
+        ["BP(AA)", "512", "reference", "64.0", "58.1", "45.0", "21.7"],
+        [
+            "BP(AA)",
+            "512",
+            "2 draws",
+            "60.0 .. 62.0, mean 61.0",
+            "50.0 .. 52.0, mean 51.0",
+            "40.0 .. 44.0, mean 42.0",
+            "20.0 .. 21.0, mean 20.5",
+        ],
+        ["", "", "no sketch", "61.0", "51.0", "41.0", "19.0"],
+    ]
+
+
+def test_multi_scale_rows_come_from_the_experiment_unless_they_were_measured_alone(tmp_path: Path) -> None:
+    rows = {
+        "BP(AC_T), each scale, shrunk 0.01": {
+            "scores": by_expansion(scores(72.4, 68.8, 50.8, 24.3), "none", "alpha-10")
+        }
+    }
+    results = experiment(tmp_path, "whitening", rows)
+    assert report.TABLES["whitening"](results).rows[0][1:5] == ["72.4", "68.8", "50.8", "24.3"]
+    assert results.score("paper-bilinear-ms", ("roxford5k", "roxford-medium"))["mAP"] == 50.8
+    write(tmp_path, "roxford5k", "paper-bilinear-ms", {"none": [70, 55, 30]})
+    again = report.load_results(tmp_path)
+    assert again.score("paper-bilinear-ms", ("roxford5k", "roxford-medium"))["mAP"] == 55
 
 
 def test_every_measured_recipe_is_listed(tmp_path: Path) -> None:

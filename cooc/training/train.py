@@ -41,7 +41,7 @@ from cooc.whitening import fit_pca
 __all__ = ["Run", "TrainConfig", "gradients", "train", "validate"]
 
 POSITIONS = {"cpu": 1 << 13, "cuda": 1 << 17}  # positions of a padded batch that go through the network together
-RATES = {"learned": 3e-5, "factored": 3e-4}  # steps that move a filter by about a hundredth in a few epochs
+RATES = {"learned": 8e-3, "factored": 3e-4}  # of a full filter: measured (docs/training.md); of a factored one: not
 EXPONENT_RATE = 1000  # times the filter's: an exponent is one number near 3
 WHITENING_SAMPLE, WHITENING_DIM = 2000, 512  # of the whitening that validation uses
 
@@ -57,7 +57,7 @@ class TrainConfig:
     layer: int = 0  # dimensions of a whitening layer in front of the loss, fitted before the first step; 0 is none
     loss: str = "contrastive"
     options: Mapping[str, float] = field(default_factory=dict)  # of the loss: margin, temperature
-    lr: float | None = None  # None: RATES; the paper's 1e-9 moves a weight by 1e-5 in 12000 steps
+    lr: float | None = None  # None: RATES
     beta1: float = 0.85
     epochs: int = 8
     patience: int = 3  # epochs without a better validation mAP before it stops

@@ -1,0 +1,236 @@
+"""Tables of what was measured beside the paper's: speed, learned filters, engines, storage, experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cooc.benchmark import paper
+from cooc.benchmark.results import MEASURED, Result, Results, Table, interval, number, short, sources
+
+__all__ = ["TABLES"]
+
+OXFORD = {name: paper.COLUMNS[name] for name in paper.OXFORD}
+
+
+def performance(results: Results) -> Table:
+    """Milliseconds of C_T for one image: the paper's machine, then each of ours, in every form that it was timed in."""
+    rows: list[list[str]] = []
+    timed = {
+        device: {(r["channels"], r["batch"], r["name"]): r for r in result["rows"] if r["section"] == "cooccurrence"}
+        for device, result in results.speed.items()
+    }
+    forms = list(dict.fromkeys(name for cells in timed.values() for *_, name in cells if name != "all"))
+    theirs = {(timing.channels, timing.batch): timing for timing in paper.PERFORMANCE}
+    for channels, batch in sorted({key[:2] for cells in timed.values() for key in cells}):
+        size = [str(channels), str(batch)]
+        if timing := theirs.get((channels, batch)):
+            shih = "out of memory" if timing.shih is None else short(timing.shih)
+            known = {"convolution float32": short(timing.ours), "Shih": shih}
+            rows.append([*size, "paper: GTX 1080 Ti", *(known.get(form, "-") for form in forms), "-"])
+        for device, cells in timed.items():
+            found = [cells.get((channels, batch, form), {}) for form in forms]
+            if not any(found):  # a run of other sizes
+                continue
+            floor = next((cell["floor"] for cell in found if cell.get("floor")), None)
+            machine = results.speed[device]["machine"]["accelerator"] or "CPU"
+            rows.append([*size, f"ours: {machine}", *(short(cell.get("ms")) for cell in found), short(floor)])
+    note = "Milliseconds for one image, 32 x 24 positions, radius 4. Memory floor: the time to read A and to write C_T."
+    headings = ["channels", "batch", "", *forms, "memory floor"]
+    return Table("Time of the co-occurrence tensor", headings, rows, note, sources(results.speed.values()))
+
+
+def learned(results: Results) -> Table:
+    """Filters that were trained, against the direct form in the same run: mAP, and the gain with its interval."""
+    found = results.other.get("experiment-learning")
+    rows: list[list[str]] = []
+    trained = {name: row for name, row in found["rows"].items() if "history" in row} if found else {}
+    for vector, direct in (found["rows"]["direct"]["scores"] if found else {}).items():
+        for expansion in direct["roxford5k"]:
+            columns = {name: (dataset, expansion, protocol) for name, (dataset, protocol) in OXFORD.items()}
+            cells = [interval(direct[d][e][p]) for d, e, p in columns.values()]
+            rows.append([vector, expansion, "direct", *cells])
+            for name, row in trained.items():
+                scores = row["scores"][vector]
+                rows.append(["", "", name, *(_gain(scores[d][e][p]) for d, e, p in columns.values())])
+    note = (
+        "mAP in percent; behind the direct form its 95% bootstrap interval over queries, behind a filter what it gains "
+        "and the interval of that gain. Filters are compressed to rank 32 unless `full filter` is said."
+    )
+    headings = ["vector", "expansion", "filter", *OXFORD]
+    return Table("Learned filters on Oxford and ROxford", headings, rows, note, sources([found] if found else []))
+
+
+def training(results: Results) -> Table:
+    """What each training took."""
+    found = results.other.get("experiment-learning")
+    rows = [
+        [
+            name,
+            f"{row['seconds']:.0f}",
+            f"{row['peak_bytes'] / 2**30:.1f}",
+            str(row["best"]),
+            *(f"{row['history'][i].get('mAP', float('nan')):.1f}" for i in (0, row["best"])),
+            f"{row['compressed_error']:.2f}",
+        ]
+        for name, row in (found["rows"] if found else {}).items()
+        if "history" in row and not name.endswith("full filter")
+    ]
+    headings = [
+        "setting",
+        "seconds",
+        "peak GiB of GPU memory",
+        "best epoch",
+        "mAP before",
+        "mAP after",
+        "rank 32: error",
+    ]
+    note = "mAP in percent on landmarks held out of training; error: of the learned change, by the compression."
+    return Table("Trainings", headings, rows, note, sources([found] if found else []))
+
+
+def learned_landmarks(results: Results) -> Table:
+    """The shipped filter on the landmark dev set, whose photos it was not trained on."""
+    rows = []
+    files = [r for name, r in results.other.items() if name.startswith("learned/") and r["dataset"] == "gldv2_dev"]
+    for result in files:
+        for expansion, scores in result["results"].items():
+            rows.append([f"`{result['recipe']}`", str(result["dim"]), expansion, interval(scores["plain"])])
+    headings = ["recipe", "dim", "expansion", "mAP"]
+    note = "mAP in percent with its 95% bootstrap interval over queries; whitening without photos of this set."
+    return Table("The shipped filter on the landmark dev set", headings, rows, note, sources(files))
+
+
+def seeds(results: Results) -> Table:
+    """The sketch's hashes are drawn at random: how much that draw is worth, beside the reference values."""
+    found = results.other.get("experiment-seeds")
+    reference = {(row.method, row.dim): row.values for row in paper.REFERENCE["Oxford/Caffe"].rows}
+    groups: dict[tuple[str, int, str], dict[str, list[float]]] = {}
+    for label, row in (found["rows"] if found else {}).items():
+        case, dim, variant = label.split(", ", 2)
+        for expansion, suffix in (("none", ""), ("average-10", " + AQE")):
+            values = [row["scores"][d][expansion][p]["mAP"] for d, p in OXFORD.values()]
+            groups.setdefault((case + suffix, int(dim), expansion), {})[variant] = values
+    rows: list[list[str]] = []
+    for (case, dim, _), variants in groups.items():
+        draws = [values for name, values in variants.items() if name.removeprefix("seed ").isdigit()]
+        if known := reference.get((case, dim)):
+            rows.append([case, str(dim), "reference", *map(number, known)])
+        cells = [
+            f"{number(min(c))} .. {number(max(c))}, mean {number(sum(c) / len(c))}" for c in zip(*draws, strict=True)
+        ]
+        rows.append([case, str(dim), f"{len(draws)} draws", *cells])
+        rows += [
+            ["", "", name, *map(number, v)] for name, v in variants.items() if not name.removeprefix("seed ").isdigit()
+        ]
+    note = "mAP in percent. The reference's own draw is not known."
+    return Table("Draws of the sketch", ["method", "dim", "", *OXFORD], rows, note, sources([found] if found else []))
+
+
+def whitening(results: Results) -> Table:
+    """Three scales and 8192 values: which whitening, fitted on how many pictures, at which size."""
+    found = results.other.get("experiment-whitening")
+    rows = []
+    for label, row in (found["rows"] if found else {}).items():
+        scores = row["scores"]
+        cells = [number(scores[d][e][p]["mAP"]) for e in ("none", "alpha-10") for d, p in OXFORD.values()]
+        rows.append([label, *cells])
+    headings = ["method, whitening", *OXFORD, *(f"{name}, alphaQE" for name in OXFORD)]
+    note = "mAP in percent, three scales unless sizes are named, 8192 values unless a number of dimensions is."
+    return Table("Whitening of multi-scale bilinear vectors", headings, rows, note, sources([found] if found else []))
+
+
+def _gain(score: Result) -> str:
+    gain, low, high = score["gain"]
+    return f"{number(score['mAP'])}, {gain:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def recipes(results: Results) -> Table:
+    """Everything that was measured here, without expansion."""
+    rows: list[list[str]] = []
+    known = {dataset for dataset, _ in MEASURED.values()}
+    names = sorted({recipe for dataset, recipe in results.by_name if dataset in known})
+    for name in names:
+        cells = [interval(results.score(name, column)) for column in MEASURED.values()]
+        dim = next(r["dim"] for (_, recipe), r in results.by_name.items() if recipe == name)
+        rows.append([f"`{name}`", str(dim), *cells])
+    used = [r for (dataset, _), r in results.by_name.items() if dataset in known]
+    note = "mAP in percent with its 95% bootstrap interval over queries, without query expansion."
+    return Table("All measured recipes", ["recipe", "dim", *MEASURED], rows, note, sources(used))
+
+
+def engines(results: Results) -> Table:
+    """Networks on a CPU by every engine that was tried."""
+    found = results.other.get("engines-cpu")
+    rows = [
+        [
+            row["backbone"],
+            f"{row['width']} x {row['height']}",
+            row["engine"],
+            short(row["ms"]),
+            row["note"] if row["low"] is None else f"{short(row['low'])} .. {short(row['high'])}",
+            "-" if row["times_faster"] is None else f"{row['times_faster']:.2f}",
+            "-" if row["error"] is None else f"{row['error']:.0e}",
+        ]
+        for row in (found["rows"] if found else [])
+    ]
+    note = "Milliseconds for one picture; times faster than the default, the first row; error: relative distance to it."
+    if found:
+        note += f" Load of the machine meanwhile: {', '.join(map(str, found['load']))} on {found['threads']} cores."
+    headings = ["network", "pixels", "engine", "ms", "10 .. 90 %", "times faster", "error"]
+    return Table("Networks on a CPU", headings, rows, note, sources([found] if found else []))
+
+
+def compact(results: Results) -> Table:
+    """mAP that is lost by each storage: one line for each set and recipe."""
+    rows: list[list[str]] = []
+    files = [result for name, result in results.other.items() if name.startswith("compact-")]
+    kinds = list(dict.fromkeys(row["storage"] for result in files for row in result["rows"]))
+    for result in files:
+        for recipe in dict.fromkeys(row["recipe"] for row in result["rows"]):
+            cells = {row["storage"]: row for row in result["rows"] if row["recipe"] == recipe}
+            for protocol in cells["float32"]["mAP"]:
+                name = f"{result['dataset']}, {protocol}"
+                changes = [f"{cells[k]['change'][protocol]:+.2f}" if k in cells else "-" for k in kinds[1:]]
+                plain = f"{cells['float32']['mAP'][protocol]:.2f}"
+                rows.append([name, f"`{recipe}`", plain, *("0.00" if c[1:] == "0.00" else c for c in changes)])
+    note = "mAP in percent with float32, and what each storage changes of it."
+    sizes = {row["storage"]: row["bytes"] for result in files for row in result["rows"] if row["dim"] == 512}
+    headings = [f"{kind} ({sizes.get(kind, '-')} bytes)" for kind in kinds]
+    return Table("Compact vectors of 512 numbers", ["set", "recipe", *headings], rows, note, sources(files))
+
+
+def growth(results: Results) -> Table:
+    """Time, memory and disk by the number of images."""
+    found = results.other.get("growth-cpu")
+    rows = [
+        [
+            row["storage"],
+            f"{row['images']:,}",
+            f"{row['adding, images per second']:.0f}",
+            f"{row['adding, memory in MB']['most']:.0f}",
+            f"{row['on disk, MB']:.1f}",
+            f"{row['on disk, bytes per image']:.0f}",
+            f"{row['first search, seconds']:.2f}",
+            short(row["exact search, ms"]),
+            f"{row['searching, memory in MB']:.0f}",
+        ]
+        for row in (found["rows"] if found else [])
+    ]
+    headings = ["storage", "images", "added per second", "memory while adding, MB", "on disk, MB", "bytes per image"]
+    headings += ["first search, s", "exact search, ms", "memory while searching, MB"]
+    note = "Synthetic vectors. Memory beyond mapped files, the most that was held; on disk with metadata and cache."
+    return Table("Growth of an index", headings, rows, note, sources([found] if found else []))
+
+
+TABLES: dict[str, Callable[[Results], Table]] = {
+    "performance": performance,
+    "learned": learned,
+    "training": training,
+    "learned-landmarks": learned_landmarks,
+    "seeds": seeds,
+    "whitening": whitening,
+    "recipes": recipes,
+    "engines": engines,
+    "compact": compact,
+    "growth": growth,
+}
