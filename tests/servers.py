@@ -14,7 +14,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,17 +24,21 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.milvus_server import Milvus, free_port
+
 
 class Engine(Protocol):
     requires: str
 
-    def address(self, folder: Path) -> str:
-        """Of an index that is not there yet; another one for each folder."""
+    def address(self, folder: Path, dim: int | None = None) -> str:
+        """Of an index that is not there yet; another one for each folder. Where `dim` is known, it may be faster."""
         ...
 
 
 @runtime_checkable
 class Server(Engine, Protocol):
+    process: subprocess.Popen[bytes]
+
     def start(self) -> None: ...
     def kill(self) -> None: ...
     def end(self) -> None: ...
@@ -44,7 +47,7 @@ class Server(Engine, Protocol):
 class Embedded:
     requires = "faiss"
 
-    def address(self, folder: Path) -> str:
+    def address(self, folder: Path, dim: int | None = None) -> str:
         return str(folder / "index")
 
 
@@ -73,7 +76,7 @@ class Postgres:
     def url(self, index: str) -> str:
         return f"postgresql://cooc:{quote(self.password, safe='')}@127.0.0.1:{self.port}/postgres?index={index}"
 
-    def address(self, folder: Path) -> str:
+    def address(self, folder: Path, dim: int | None = None) -> str:
         return self.url(hashlib.sha256(os.fsencode(folder)).hexdigest()[:16])
 
     def start(self) -> None:
@@ -125,7 +128,7 @@ class Postgres:
             )
 
 
-ENGINES: dict[str, type[Engine]] = {"embedded": Embedded, "postgresql": Postgres}
+ENGINES: dict[str, type[Engine]] = {"embedded": Embedded, "milvus": Milvus, "postgresql": Postgres}
 SERVERS = sorted(name for name, kind in ENGINES.items() if hasattr(kind, "kill"))
 
 
@@ -152,21 +155,13 @@ def end_servers() -> None:
     _started.cache_clear()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def main(name: str) -> None:
     """A server that keeps what it is told, as those that are measured should."""
     running = (
         Postgres(fsync="on", shared_buffers="4GB", max_wal_size="8GB") if name == "postgresql" else ENGINES[name]()
     )
     assert isinstance(running, Server)
-    process: subprocess.Popen[bytes] = vars(running)["process"]
-    print(f"{running.address(Path('bench'))}  process {process.pid}  (Ctrl-C ends it)", flush=True)
+    print(f"{running.address(Path('bench'))}  process {running.process.pid}  (Ctrl-C ends it)", flush=True)
     signal.pthread_sigmask(signal.SIG_BLOCK, ends := {signal.SIGINT, signal.SIGTERM})
     signal.sigwait(ends)
     running.end()

@@ -55,7 +55,7 @@ def server() -> Milvus:
 
 @pytest.fixture
 def remote(server: Milvus, tmp_path: Path) -> str:
-    return server.address(tmp_path)
+    return server.address(tmp_path, META.dim)
 
 
 @pytest.fixture
@@ -131,6 +131,10 @@ def test_a_change_that_fails_leaves_nothing(opened: milvus.MilvusStore, monkeypa
         patch.setattr(opened._server, "_put", lambda *_: (_ for _ in ()).throw(OSError("cable pulled")))
         with pytest.raises(StoreError, match="could not do it"):
             opened.add([record("a.jpg", "new"), record("b.jpg")], random_vectors(2))
+    with monkeypatch.context() as patch:  # as when the server is killed before the change is on its disk
+        patch.setattr(opened._server, "_put", lambda *_: None)
+        with pytest.raises(StoreError, match="started anew"):
+            opened.add([record("a.jpg", "new"), record("b.jpg")], random_vectors(2))
     assert opened._server.state() == before
     assert list(opened.records()) == [record("a.jpg")]
     opened.add([record("b.jpg")], random_vectors(1))
@@ -162,13 +166,13 @@ def test_a_writer_on_another_machine(opened: milvus.MilvusStore, remote: str) ->
     away = {"token": "t", "pid": 1, "started": "1", "machine": "elsewhere boot ns"}
     with open_store(remote) as reader:
         assert isinstance(reader, milvus.MilvusStore)
-        reader._server._put(WRITER, json.dumps(away | {"beat": time.time()}))
+        reader._server._put({WRITER: json.dumps(away | {"beat": time.time()})})
         with pytest.raises(StoreLockedError, match="process 1 on elsewhere"):
             open_store(remote, write=True)
-        reader._server._put(WRITER, json.dumps(away | {"beat": time.time() - 100}))
+        reader._server._put({WRITER: json.dumps(away | {"beat": time.time() - 100})})
         with open_store(remote, write=True) as writer:
             writer.add([record("a.jpg")], random_vectors(1))
-            reader._server._put(WRITER, json.dumps(away | {"beat": time.time()}))
+            reader._server._put({WRITER: json.dumps(away | {"beat": time.time()})})
             with pytest.raises(StoreLockedError, match="elsewhere"):  # it was taken for dead, and came back
                 writer.add([record("b.jpg")], random_vectors(1))
         assert len(reader) == 1
