@@ -79,7 +79,7 @@ class Inputs:
     data: tuple[str | Path, ...] = ("data",)
     dataset: str = ""  # "" is oxford5k for the correlation, roxford5k for the best and worst queries
     images: tuple[Path, ...] = ()  # of the maps; without any, scikit-image's public-domain photos
-    filter: str = "learned"  # a file, or the name of a filter that ships with cooc
+    filter: str = "landmarks"  # a file, or the name of a filter that ships with cooc
     pairs: tuple[tuple[int, int], ...] = ((5, 5), (12, 8), (5, 9), (1, 9))  # channels, as in the paper's Fig. 7
     results: Path = Path("results")
     recipes: tuple[str, ...] = ()  # of the curves; the first one is that of the best and worst queries

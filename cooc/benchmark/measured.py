@@ -139,6 +139,22 @@ def whitening(results: Results) -> Table:
     return Table("Whitening of multi-scale bilinear vectors", headings, rows, note, sources([found] if found else []))
 
 
+def rerankings(results: Results) -> Table:
+    """Every expansion and re-ranking, for the recipes that were measured with all of them."""
+    rows: list[list[str]] = []
+    used: list[Result] = []
+    for (dataset, recipe), result in results.by_name.items():
+        if "k-reciprocal" not in result["results"] or dataset not in ("roxford5k", "gldv2_dev"):
+            continue
+        used.append(result)
+        for name, scores in result["results"].items():
+            cells = [scores.get(protocol) for d, protocol in MEASURED.values() if d != "oxford5k"]
+            rows.append([f"`{recipe}`", name, *("-" if cell is None else interval(cell) for cell in cells)])
+    headings = ["recipe", "expansion or re-ranking", *(name for name, (d, _) in MEASURED.items() if d != "oxford5k")]
+    note = "mAP in percent with its 95% bootstrap interval over queries. average and alpha: query expansion."
+    return Table("Expansion and re-ranking", headings, rows, note, sources(used))
+
+
 def _gain(score: Result) -> str:
     gain, low, high = score["gain"]
     return f"{number(score['mAP'])}, {gain:+.1f} [{low:+.1f}, {high:+.1f}]"
@@ -227,6 +243,7 @@ TABLES: dict[str, Callable[[Results], Table]] = {
     "learned": learned,
     "training": training,
     "learned-landmarks": learned_landmarks,
+    "rerankings": rerankings,
     "seeds": seeds,
     "whitening": whitening,
     "recipes": recipes,

@@ -102,7 +102,7 @@ def heatmap(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.png", help="Where the drawing goes.")],
     recipe: RecipeOption = DEFAULT,
     learned: Annotated[
-        str, typer.Option(metavar="FILTER", help="A learned filter (.safetensors, .npy) beside it.")
+        str, typer.Option(metavar="FILTER", help="A learned filter beside it: a file, or `landmarks`, which is ours.")
     ] = "",
     size: Annotated[int | None, typer.Option(min=32, help="Longest side in pixels. [default: the recipe's]")] = None,
     device: DeviceOption = "auto",

@@ -74,7 +74,7 @@ def figures(
     ] = None,
     dataset: Annotated[str, typer.Option(help="A dataset other than Oxford's.")] = "",
     images: Annotated[list[Path] | None, typer.Option(help="Pictures for the maps; else public-domain ones.")] = None,
-    filter: Annotated[str, typer.Option(help="A learned filter: a file, or the name of one.")] = "learned",
+    filter: Annotated[str, typer.Option(help="A learned filter: a file, or the name of one.")] = "landmarks",
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="Recipes of the curves, separated by commas.")] = "",
     results: ResultsOption = Path("results"),
     out_folder: Annotated[Path, typer.Option("--out", help="Where the figures go.")] = Path("docs/images"),
