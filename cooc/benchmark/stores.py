@@ -59,6 +59,8 @@ def measure_store(
             store.add(records, block)
             say(f"adding vectors: {number * len(block):,}")
         added = time.perf_counter() - started
+    with open_store(address, write=True) as store:
+        plain = store.disk_bytes()
         say("building the search structure")
         started = time.perf_counter()
         store.compact()
@@ -78,6 +80,7 @@ def measure_store(
         found["open, seconds"] = time.perf_counter() - started
         disk = store.disk_bytes()
         found["on disk, share of the vectors"] = disk and disk / vectors.nbytes
+        found["search structure, bytes per image"] = (disk - plain) / count if disk and plain else None
         asks: dict[str, tuple[Filter | None, bool, NDArray[np.bool_] | None]] = {
             "exact": (None, True, None),
             "approximate": (None, False, None),
