@@ -335,7 +335,7 @@ def linear_pooling(
     spatial: bool,
     rarity: bool,
     group: int = GROUP,
-    warps: int = 4,
+    warps: int = 0,
     segments: int = 0,
 ) -> Tensor | None:
     """ChCO-SC_T, or one of its halves, without C_T. (B, C) float32; None for maps that the kernels do not cover."""
@@ -343,6 +343,7 @@ def linear_pooling(
         return None
     A = A.contiguous()
     C, H, W = A.shape[1:]
+    warps = warps or (4 if A.shape[:2].numel() >= 8192 else 1)  # few planes: a program on every multiprocessor
     planes = 4 * warps * (4 if W <= 32 else 2)  # as many as the registers hold
     blocks = triton.cdiv(C, planes)
     out = A.new_empty(A.shape[:2], dtype=torch.float32)

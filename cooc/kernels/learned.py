@@ -23,7 +23,7 @@ from cooc.kernels.memory import derived
 
 __all__ = ["TILES", "factored", "full"]
 
-ENOUGH = 1.8e11  # operations (six images of 512 x 24 x 32) below which cuDNN, which also cuts the sum in parts, keeps more of a GPU at work
+ENOUGH = 1.8e11  # operations, six maps of 512 x 24 x 32; below, cuDNN keeps more of the GPU at work
 # Positions, channels and stages of a program: the first whose channels divide those of the filter is used.
 TILES = ((128, 256, 4), (128, 256, 3), (256, 128, 3), (128, 128, 4), (128, 64, 4))
 
@@ -219,7 +219,7 @@ def _processors(device: torch.device) -> int:
 
 
 def factored(
-    A: Tensor, left: Tensor, right: Tensor, threshold: Tensor | None, eps: float, divisor: float, cut: int = 3
+    A: Tensor, left: Tensor, right: Tensor, threshold: Tensor | None, eps: float, divisor: float, cut: int = 4
 ) -> Tensor | None:
     """C_T with F = direct + left @ right: left (C, R), right (R, C, S, S); None for what is not covered."""
     R, C, side, _ = right.shape
