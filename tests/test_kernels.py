@@ -57,6 +57,16 @@ def test_a_kernel_that_fails_is_reported_once(
     assert "'direct' failed" in caplog.text
 
 
+def test_a_source_may_outlive_the_modules() -> None:
+    """When Python ends, modules lose their names; what is derived from a tensor that is still there says nothing."""
+    code = (
+        "import builtins, torch; from cooc.kernels.memory import derived; "
+        "builtins.source = torch.ones(3); derived(builtins.source, 'one', lambda: 1)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert not run.stderr
+
+
 def test_what_is_derived_follows_its_source() -> None:
     made: list[float] = []
 
