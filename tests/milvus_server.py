@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
@@ -11,7 +12,7 @@ import tempfile
 import time
 import urllib.request
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 SPARE = 8  # collections that are made before they are asked for
@@ -21,13 +22,27 @@ DIM = 16  # of their vectors
 # And for how many seconds a killed server is taken for alive: for so long (as it comes 30), the next one waits for the
 # other's proxy before it changes anything.
 SETTINGS = {
-    "COMMON_SESSION_TTL": "6",
+    "COMMON_SESSION_TTL": "5",
+    "GRPC_CLIENT_INITIALBACKOFF": "0.1",
+    "GRPC_CLIENT_MAXBACKOFF": "0.5",
     "PROXY_TIMETICKINTERVAL": "20",
     "QUERYCOORD_CHECKCHANNELINTERVAL": "50",
     "QUERYCOORD_CHECKSEGMENTINTERVAL": "50",
     "QUERYCOORD_CHECKINTERVAL": "50",
     "QUERYCOORD_DISTPULLINTERVAL": "50",
 }
+
+# The package gives each part of the server a port that is free, but not this one; alone, it need not wait for others.
+ETCD = """
+name: default
+listen-client-urls: http://127.0.0.1:{0}
+advertise-client-urls: http://127.0.0.1:{0}
+listen-peer-urls: http://127.0.0.1:{1}
+initial-advertise-peer-urls: http://127.0.0.1:{1}
+initial-cluster: default=http://127.0.0.1:{1}
+heartbeat-interval: 10
+election-timeout: 100
+"""
 
 PREPARE = """
 import sys, milvus
@@ -55,34 +70,45 @@ class Milvus:
 
     requires = "milvus"
 
-    def __init__(self) -> None:
+    def __init__(self, settings: dict[str, str] = SETTINGS) -> None:
+        self.settings = settings
         self.folder = Path(tempfile.mkdtemp(prefix="cooc-milvus-"))
-        self.process: subprocess.Popen[bytes] | None = None
         self.port, self._health = free_port(), free_port()
         # What the package's own starter does, but for running the server: that has to be killed and started again.
         subprocess.run([sys.executable, "-c", PREPARE, str(self.folder), str(self.port)], check=True)
-        self.start()
-        self._makers, self._made = ThreadPoolExecutor(SPARE), 0
-        self._ahead: deque[Future[str]] = deque(self._makers.submit(self._make, i) for i in range(SPARE))
+        (self.folder / "etcd.yaml").write_text(ETCD.format(free_port(), free_port()))
+        self._makers, self._numbers = ThreadPoolExecutor(SPARE), itertools.count()
+        self._ahead: deque[Future[str]] = deque()
         self._given: dict[Path, str] = {}
+        self.start()
 
     def url(self, name: str, options: str = "") -> str:
-        return f"milvus://127.0.0.1:{self.port}/{name}?timeout=8{options}"
+        return f"milvus://127.0.0.1:{self.port}/{name}?timeout=10{options}"
 
     def address(self, folder: Path, dim: int | None = None) -> str:
         if folder not in self._given:
-            self._made += 1
-            if dim == DIM:
-                self._given[folder] = self._ahead.popleft().result()
-                self._ahead.append(self._makers.submit(self._make, SPARE + self._made))
-            else:
-                self._given[folder] = self.url(f"other_{self._made}")
+            while dim == DIM and len(self._ahead) <= SPARE:
+                self._ahead.append(self._makers.submit(self._make, self._name()))
+            self._given[folder] = self._ahead.popleft().result() if dim == DIM else self._name()
         return self._given[folder]
 
-    def _make(self, number: int) -> str:
+    def drop(self, folder: Path) -> None:
+        """The more collections are loaded, the longer a server that was killed takes to load them again."""
+        from pymilvus import MilvusClient
+
+        from cooc.stores._milvus import Address
+
+        where = Address.parse(self._given.pop(folder))
+        client = MilvusClient(where.uri)
+        client.drop_collection(where.name)
+        client.close()
+
+    def _name(self) -> str:
+        return self.url(f"test_{next(self._numbers)}")
+
+    def _make(self, address: str) -> str:
         from cooc.stores.milvus import prepare_collection
 
-        address = self.url(f"test_{number}")
         prepare_collection(address, DIM)
         return address
 
@@ -96,9 +122,10 @@ class Milvus:
                 stdin=subprocess.DEVNULL,
                 cwd=self.folder,
                 env=os.environ
-                | SETTINGS
+                | self.settings
                 | {
                     "DEPLOY_MODE": "STANDALONE",
+                    "ETCD_CONFIG_PATH": str(self.folder / "etcd.yaml"),
                     "LD_LIBRARY_PATH": str(programs),
                     "METRICS_PORT": str(self._health),
                     "MILVUS_RUN_DIR": str(self.folder / "run"),
@@ -128,7 +155,7 @@ class Milvus:
             return False
 
     def kill(self) -> None:
-        assert self.process is not None
+        wait(self._ahead)  # what is being made is not what a test kills the server for
         self.process.kill()
         self.process.wait()
 

@@ -34,6 +34,9 @@ class Engine(Protocol):
         """Of an index that is not there yet; another one for each folder. Where `dim` is known, it may be faster."""
         ...
 
+    def drop(self, folder: Path) -> None:
+        """The index of that folder is no longer needed, if it costs anything."""
+
 
 @runtime_checkable
 class Server(Engine, Protocol):
@@ -49,6 +52,8 @@ class Embedded:
 
     def address(self, folder: Path, dim: int | None = None) -> str:
         return str(folder / "index")
+
+    def drop(self, folder: Path) -> None: ...
 
 
 class Postgres:
@@ -78,6 +83,8 @@ class Postgres:
 
     def address(self, folder: Path, dim: int | None = None) -> str:
         return self.url(hashlib.sha256(os.fsencode(folder)).hexdigest()[:16])
+
+    def drop(self, folder: Path) -> None: ...
 
     def start(self) -> None:
         import psycopg
@@ -156,11 +163,10 @@ def end_servers() -> None:
 
 
 def main(name: str) -> None:
-    """A server that keeps what it is told, as those that are measured should."""
-    running = (
-        Postgres(fsync="on", shared_buffers="4GB", max_wal_size="8GB") if name == "postgresql" else ENGINES[name]()
+    """A server that is measured keeps what it is told, and is not made for small tests."""
+    running: Server = (
+        Milvus(settings={}) if name == "milvus" else Postgres(fsync="on", shared_buffers="4GB", max_wal_size="8GB")
     )
-    assert isinstance(running, Server)
     print(f"{running.address(Path('bench'))}  process {running.process.pid}  (Ctrl-C ends it)", flush=True)
     signal.pthread_sigmask(signal.SIG_BLOCK, ends := {signal.SIGINT, signal.SIGTERM})
     signal.sigwait(ends)

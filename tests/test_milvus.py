@@ -54,8 +54,9 @@ def server() -> Milvus:
 
 
 @pytest.fixture
-def remote(server: Milvus, tmp_path: Path) -> str:
-    return server.address(tmp_path, META.dim)
+def remote(server: Milvus, tmp_path: Path) -> Iterator[str]:
+    yield server.address(tmp_path, META.dim)
+    server.drop(tmp_path)
 
 
 @pytest.fixture

@@ -54,8 +54,10 @@ def record(path: str, content: str | None = None, **fields: object) -> Record:
 
 
 @pytest.fixture(params=sorted(ENGINES))
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return servers.engine(request.param).address(tmp_path, DIM)
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    engine = servers.engine(request.param)
+    yield engine.address(tmp_path, DIM)
+    engine.drop(tmp_path)
 
 
 @pytest.fixture
@@ -72,9 +74,10 @@ def filled(store: Store) -> tuple[Store, Model]:
 @pytest.fixture(scope="module", params=sorted(ENGINES))
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Model]]:
     """A filled one for tests that change nothing: on a server, making an index takes longer than most of them."""
-    address = servers.engine(request.param).address(tmp_path_factory.mktemp("shared"), DIM)
-    with create_store(address, META) as opened:
+    engine, folder = servers.engine(request.param), tmp_path_factory.mktemp("shared")
+    with create_store(engine.address(folder, DIM), META) as opened:
         yield fill(opened)
+    engine.drop(folder)
 
 
 def fill(store: Store) -> tuple[Store, Model]:
@@ -490,6 +493,7 @@ class Changes(RuleBasedStateMachine):
         if hasattr(self, "store"):
             assert self.store.verify() == []
             self.store.close()
+            servers.engine(self.engine).drop(self.folder)
             shutil.rmtree(self.folder)
 
 
@@ -542,12 +546,12 @@ def writer(address: str, batches: int) -> subprocess.Popen[str]:
 
 def test_reading_while_another_process_writes(address: str) -> None:
     create_store(address, META).close()
-    process, seen = writer(address, 60), set()
+    process, seen = writer(address, 30), set()
     assert process.stdin is not None
     with process, open_store(address) as store:
         process.stdin.write("go\n")
         process.stdin.flush()
-        while len(store) < 600:
+        while len(store) < 300:
             ids = store.search(random_vectors(1, seed=77), 1000).ids[0]
             seen.add(len(ids))
             assert None not in store.get(ids)

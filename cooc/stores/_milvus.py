@@ -194,19 +194,21 @@ class Server:
         with self.explained():
             for _ in range(TRIES):
                 began = time.monotonic()
-                state, answer = self._tried(ask)
+                state, answer = self.patiently(lambda: self._asked(ask))
                 if time.monotonic() - began < GRACE / 2 or self.state().purged == state.purged:
                     return answer
         raise StoreError(f"The index at {self.address.shown} changes faster than it can be read: try again later.")
 
-    def _tried(self, ask: Callable[[State], _T]) -> tuple[State, _T]:
+    def _asked(self, ask: Callable[[State], _T]) -> tuple[State, _T]:
+        state = self.state()
+        return state, ask(replace(state, time=max(state.time, self.now() - LAG)))
+
+    def patiently(self, ask: Callable[[], _T]) -> _T:
         """A server that has just been started, or builds an index, cannot answer for a moment."""
         ends, pause = time.monotonic() + self.address.timeout, 0.1
         while True:
             try:
-                state = self.state()
-                recent = max(state.time, self.now() - LAG)
-                return state, ask(replace(state, time=recent))
+                return ask()
             except MilvusException as error:
                 if not _passing(error) or time.monotonic() + pause > ends:
                     raise

@@ -269,7 +269,7 @@ class MilvusStore:
     ) -> _T:
         """What `work` says: new rows, their vectors, the rows that they replace, and the answer."""
         with self._server.changing() as state:
-            new, vectors, old, answer = work(state)
+            new, vectors, old, answer = self._server.patiently(partial(work, state))
             if not new and not old:
                 return answer
             rows = [
