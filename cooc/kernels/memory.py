@@ -25,6 +25,8 @@ def derived(source: Tensor, kind: str, make: Callable[[], _Result]) -> _Result:
     if known is not None and known[0]() is source and known[1] == state:
         return known[2]  # type: ignore[return-value]
     value = make()
+    if value is source:  # kept here, it would keep itself alive
+        return value
 
     def forget(_: object, made: dict[tuple[int, str], object] = _made) -> None:  # type: ignore[assignment]
         made.pop(key, None)  # bound here: when Python ends, the module's names may be gone before the tensor
