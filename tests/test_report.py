@@ -243,6 +243,57 @@ def test_times_stand_beside_the_papers(tmp_path: Path) -> None:
     assert table.sources == ["`cooc bench speed` (commit abc, NVIDIA H200)"]
 
 
+def test_stores_that_were_not_measured_are_said_so(tmp_path: Path) -> None:
+    asked = {"p50 ms": 3.05, "p99 ms": 11.3, "recall": 0.9952}
+    found = {
+        "vectors": 20000,
+        "dim": 512,
+        "adding, vectors per second": 10780.4,
+        "building the search structure, seconds": 8.652,
+        "on disk, share of the vectors": 2.218,
+        "search structure, bytes per image": 1347.2,
+        "exact": asked,
+        "approximate": asked,
+        "approximate, 1 in 60 passes": asked,
+        "approximate, 1 in 2 passes": asked,
+        "approximate, queries per second of 4 threads": 325.8,
+        "memory of the server, MB": 110.7,
+        "command": "cooc bench store",
+    }
+    (tmp_path / "scale-postgresql.json").write_text(json.dumps(found))
+    table = report.TABLES["stores"](report.load_results(tmp_path))
+    assert table.rows[0] == ["embedded", *["not measured"] * (len(table.headings) - 1)]
+    costs = ["20,000", "10780", "9", "4542", "1347", *["3.05 / 11.3, 0.995"] * 4, "326", "111"]
+    assert table.rows[1] == ["postgresql", *costs]
+    found |= {"on disk, share of the vectors": None, "search structure, bytes per image": None}
+    (tmp_path / "scale-milvus.json").write_text(json.dumps(found))
+    assert report.TABLES["stores"](report.load_results(tmp_path)).rows[2][4:6] == ["-", "-"]
+
+
+def test_rates_of_ray_stand_beside_the_plain_loop(tmp_path: Path) -> None:
+    assert not report.TABLES["scale-ray"](report.load_results(tmp_path)).rows
+    found: dict[str, Any] = {
+        "pictures": 20000,
+        "plain loop, one core": {"pictures per second": 40.04, "seconds": 125.4, "described": 5000, "bad": 0},
+        "ray, 1 worker": {"pictures per second": 38.0, "seconds": 140.0, "described": 5000, "bad": 0},
+        "efficiency of 2 workers": 0.914,
+        "overhead of ray on one core": 0.05,
+        "overhead of ray on all cores": -0.02,
+        "pictures in the index of ray": 20000,
+        "largest difference of a vector": 0.0,
+        "command": "cooc bench scale",
+    }
+    (tmp_path / "scale-ray.json").write_text(json.dumps(found))
+    assert report.TABLES["scale-ray"](report.load_results(tmp_path)).rows == [
+        ["plain loop, one core", "5,000", "40.0", "125"],
+        ["ray, 1 worker", "5,000", "38.0", "140"],
+        ["efficiency of 2 workers", "", "91 %", ""],
+        ["overhead of ray on one core", "", "5 %", ""],
+        ["overhead of ray on all cores", "", "-2 %", ""],
+        ["largest difference of a vector", "20,000", "0", ""],
+    ]
+
+
 def test_sources_are_named_once(tmp_path: Path) -> None:
     for recipe in ("ucrow", "crow"):
         write(
@@ -294,6 +345,10 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     assert shown.exit_code == 0
     assert "64.9 (-1.1)" in shown.stdout
     assert "Time of the co-occurrence tensor: not measured" in shown.stdout
+    constants = tmp_path / "cooc/data/planning.json"
+    constants.parent.mkdir(parents=True)
+    constants.write_text("old")
     written = runner.invoke(app, ["tables", "--write", "--results", str(tmp_path), "--root", str(tmp_path)])
     assert written.exit_code == 0
     assert "| ucrow | 512 | 64.9 (66.0) |" in (tmp_path / "README.md").read_text()
+    assert json.loads(constants.read_text()) == {}  # nothing there of what they come from

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cooc.benchmark import paper
-from cooc.benchmark.results import MEASURED, Result, Results, Table, interval, number, short, sources
+from cooc.benchmark.results import MEASURED, MISSING, Result, Results, Table, interval, number, short, sources
 
 __all__ = ["TABLES"]
 
@@ -238,6 +238,75 @@ def growth(results: Results) -> Table:
     return Table("Growth of an index", headings, rows, note, sources([found] if found else []))
 
 
+STORES = ("embedded", "postgresql", "milvus")
+
+
+def stores(results: Results) -> Table:
+    """Any engine at scale: what an image costs, and a query."""
+    rows: list[list[str]] = []
+    files = []
+    for engine in STORES:
+        found = results.other.get(f"scale-{engine}")
+        if found is None:
+            rows.append([engine, *[MISSING] * (len(STORE_HEADINGS) - 1)])
+            continue
+        files.append(found)
+        share, graph = found["on disk, share of the vectors"], found["search structure, bytes per image"]
+        server = found.get("memory of the server, MB")
+        rate = next(value for key, value in found.items() if key.startswith("approximate, queries per second"))
+        rows.append(
+            [
+                engine,
+                f"{found['vectors']:,}",
+                f"{found['adding, vectors per second']:.0f}",
+                f"{found['building the search structure, seconds']:.0f}",
+                *("-" if value is None else f"{value:.0f}" for value in (share and share * 4 * found["dim"], graph)),
+                *(_latency(found[name]) for name in STORE_QUERIES.values()),
+                f"{rate:.0f}",
+                "-" if server is None else f"{server:.0f}",
+            ]
+        )
+    note = (
+        "Synthetic vectors of 512 numbers, 100 results of a query. Queries: p50 / p99 in milliseconds, and the share "
+        "of the right answers. `-`: the server does not tell, or there is none."
+    )
+    return Table("The same vectors in every store", STORE_HEADINGS, rows, note, sources(files))
+
+
+STORE_QUERIES = {
+    "exact": "exact",
+    "approximate": "approximate",
+    "1 in 60 passes a filter": "approximate, 1 in 60 passes",
+    "1 in 2 passes": "approximate, 1 in 2 passes",
+}
+STORE_HEADINGS = ["store", "images", "added per second", "building, s", "bytes per image on disk", "of it to search"]
+STORE_HEADINGS += [*STORE_QUERIES, "queries/s, 4 threads", "server's memory, MB"]
+
+
+def _latency(found: Result) -> str:
+    return f"{short(found['p50 ms'])} / {short(found['p99 ms'])}, {found['recall']:.3f}"
+
+
+def scale_ray(results: Results) -> Table:
+    """Describing by Ray, beside the plain loop on the same pictures."""
+    found = results.other.get("scale-ray")
+    rows = []
+    if found:
+        runs = {name: run for name, run in found.items() if isinstance(run, dict) and "pictures per second" in run}
+        for name, run in runs.items():
+            rows.append([name, f"{run['described']:,}", f"{run['pictures per second']:.1f}", f"{run['seconds']:.0f}"])
+        for name in ("efficiency of 2 workers", "overhead of ray on one core", "overhead of ray on all cores"):
+            rows.append([name, "", f"{100 * found[name]:.0f} %", ""])
+        worst = found["largest difference of a vector"]
+        same = "different pictures" if worst is None else f"{worst:.1g}"
+        rows.append(["largest difference of a vector", f"{found['pictures in the index of ray']:,}", same, ""])
+    headings = ["", "pictures", "pictures/s", "seconds in all"]
+    note = (
+        "Made pictures of 96 pixels and a light network, so that the engine's own work shows; rates without the start."
+    )
+    return Table("Describing by Ray", headings, rows, note if found else "", sources([found] if found else []))
+
+
 TABLES: dict[str, Callable[[Results], Table]] = {
     "performance": performance,
     "learned": learned,
@@ -250,4 +319,6 @@ TABLES: dict[str, Callable[[Results], Table]] = {
     "engines": engines,
     "compact": compact,
     "growth": growth,
+    "stores": stores,
+    "scale-ray": scale_ray,
 }

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cooc.benchmark import measured, paper
+from cooc.benchmark import measured, paper, planning
 from cooc.benchmark.results import MISSING, Result, Results, Table, compared, load_results, number, sources
 from cooc.errors import InputError, UnknownNameError
 
@@ -110,6 +110,7 @@ TABLES: dict[str, Callable[[Results], Table]] = {
     **{name: partial(published, table) for name, table in paper.TABLES.items()},
     "reference": reference,
     **measured.TABLES,
+    **planning.TABLES,
 }
 
 

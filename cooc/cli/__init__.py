@@ -12,6 +12,7 @@
     bench_store.py    bench store
     speed.py          bench speed
     reporting.py      tables, figures, bench compare
+    planning.py       plan
 
 Exit codes: 0 done; 2 wrong input; 3 done, but some files were left out and reported; 4 weights; 5 index; 6 data set;
 130 interrupted; 1 anything else. The heavy modules are imported inside the commands, so that --help is quick.
@@ -78,4 +79,4 @@ def main() -> None:
 
 
 # Each adds its commands to app.
-from cooc.cli import benching, describing, indexing, reporting, searching, serving, training, weights  # noqa: E402, F401
+from cooc.cli import benching, describing, indexing, planning, reporting, searching, serving, training, weights  # noqa: E402, F401

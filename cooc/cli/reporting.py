@@ -25,17 +25,20 @@ ResultsOption = Annotated[Path, typer.Option(help="Folder of the result files.")
 def tables(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; all by default.")] = None,
     results: ResultsOption = Path("results"),
-    write: Annotated[bool, typer.Option("--write", help="Renew the tables in README.md and docs/ instead.")] = False,
-    root: Annotated[Path, typer.Option(help="The folder of README.md and docs/.")] = Path(),
+    write: Annotated[
+        bool, typer.Option("--write", help="Renew the tables in README.md and docs/, and the constants of `cooc plan`.")
+    ] = False,
+    root: Annotated[Path, typer.Option(help="The folder of README.md, docs/ and cooc/.")] = Path(),
 ) -> None:
     """The paper's tables, row by row: its values, ours from results/, and the difference."""
-    from cooc.benchmark import report
+    from cooc.benchmark import planning, report
 
     found = report.load_results(results)
     if write:
-        for path in report.documents(root):
+        constants = root / "cooc/data/planning.json"
+        for path in (*report.documents(root), *([constants] if constants.is_file() else [])):
             text = path.read_text(encoding="utf-8")
-            renewed = report.rewrite(text, found, str(path))
+            renewed = planning.text(found) if path == constants else report.rewrite(text, found, str(path))
             if renewed != text:
                 path.write_text(renewed, encoding="utf-8")
             err.print(f"{path}: {'written' if renewed != text else 'up to date'}", markup=False)

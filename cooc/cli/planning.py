@@ -1,0 +1,77 @@
+"""cooc plan: what a collection of any size needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from cooc.cli import app, err, out
+from cooc.cli.describing import DEFAULT, RecipeOption
+from cooc.cli.reporting import _show
+from cooc.errors import InputError
+
+
+@app.command()
+def plan(
+    images: Annotated[str, typer.Option(help="How many, by commas.")] = "1e6,1e7,1e8,1e9",
+    recipe: RecipeOption = DEFAULT,
+    storage: Annotated[
+        str,
+        typer.Option(
+            help="float32, float16, int8, int4, pq, postgresql, milvus-hnsw, milvus-ivf_pq, by commas; all by default."
+        ),
+    ] = "",
+    gpus: Annotated[int, typer.Option(min=0, help="That describe; 0: one machine's CPU.")] = 1,
+    memory: Annotated[float, typer.Option(help="GB of memory of a machine.")] = 128,
+    disk: Annotated[float, typer.Option(help="GB of disk of a machine.")] = 4000,
+    replicas: Annotated[int, typer.Option(min=1, help="Copies of everything.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """What any number of images needs, from what was measured: bytes, machines, hours, searches per second.
+
+    What was not measured is said to be so. The JSON has the constants, with the result files that they come from.
+    """
+    from cooc.benchmark import planning
+    from cooc.recipes import find_recipe
+
+    config = find_recipe(recipe).config
+    if not config.dim:
+        raise InputError(f"Recipe {recipe!r} does not say how long its vectors are: add a dimension, as in +dim=512.")
+    counts = [_count(text) for text in images.split(",")]
+    setting = planning.Setting(config.dim, memory * 1e9, disk * 1e9, replicas)
+    layouts = tuple(storage.split(",")) if storage else tuple(planning.LAYOUTS)
+    known = planning.packaged()
+    needs = [need for count in counts for need in planning.plan(count, setting, known, layouts)]
+    pixels = config.size**2 * 3 // 4 * sum(scale**2 for scale in config.scales)
+    hours = [planning.describing_hours(count, config.backbone, pixels, gpus, known) for count in counts]
+    if as_json:
+        found = {
+            "recipe": recipe,
+            "setting": dataclasses.asdict(setting) | {"gpus": gpus, "pixels of a picture": pixels},
+            "describing, hours": dict(zip((f"{count:.0f}" for count in counts), hours, strict=True)),
+            "needs": [dataclasses.asdict(need) for need in needs],
+            "constants": known,
+        }
+        typer.echo(json.dumps(found))
+        return
+    shown = Table(*planning.HEADINGS, title=f"{recipe}: {config.dim} numbers for a picture")
+    for row in map(planning.cells, needs):
+        shown.add_row(*row)
+    _show(shown)
+    by = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "a machine without GPU"
+    for count, time in zip(counts, hours, strict=True):
+        line = f"Describing {planning.images_text(count)} pictures of {pixels:,.0f} pixels by {by}: "
+        out.print(line + planning.hours_text(time), markup=False)
+    err.print(planning.note(setting), markup=False)
+    err.print(f"From {', '.join(sorted({constant['source'] for constant in known.values()}))}.", markup=False)
+
+
+def _count(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"--images {text!r}: a number is wanted, such as 1000000 or 1e9; several by commas.") from None
