@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -17,6 +19,7 @@ from PIL import Image
 from cooc.api import Settings, create_app
 from cooc.errors import InputError, StoreMismatchError
 from cooc.image_search import ImageSearch
+from cooc.store import Filter
 from cooc.stores import without_password
 from tests import servers
 from tests.serving import RECIPE, descriptor, encoded, photo, serving, views, write_collection
@@ -142,6 +145,84 @@ def test_the_api(address: str, photos: Path, tmp_path: Path) -> None:
             status = client.get(f"{API}/status")
             assert status.json()["images"] == 19
             assert SECRET not in status.text
+
+
+def test_the_page_and_the_api_answer_as_on_a_folder(address: str, photos: Path, tmp_path: Path) -> None:
+    """Every way to search, filter and explain: the same pictures, and scores to what rounding leaves."""
+    with ImageSearch.create(address, recipe=RECIPE, root=photos, descriptor=descriptor()) as writer:
+        writer.index([photos], workers=0)
+        writer.store.tag([r.id for r in writer.store.records(Filter(prefix="space"))], add=["far"])
+        writer.store.snapshot(str(tmp_path / "copy"))
+    answers = []
+    for index in (address, tmp_path / "copy"):
+        with (
+            ImageSearch.open(index, descriptor=descriptor()) as search,
+            serving(create_app(search, Settings(rate=0))) as url,
+            httpx.Client(base_url=url, timeout=60) as client,
+        ):
+            assert "<title>" in client.get("/").text
+            answers.append(list(_ask(client)))
+    for ours, theirs in zip(*answers, strict=True):
+        assert _shape(ours) == _shape(theirs)
+        np.testing.assert_allclose(_numbers(ours), _numbers(theirs), atol=1e-4)
+
+
+def _ask(client: httpx.Client) -> Iterator[Any]:
+    def answer(response: httpx.Response) -> Any:
+        assert response.status_code == 200, response.text
+        found = response.json()
+        found.pop("seconds", None)  # that it took
+        return found
+
+    upload = {"image": ("a.png", encoded(photo("space/rocket")), "image/png")}
+    first = answer(client.get(f"{API}/images", params={"limit": 5}))
+    yield first
+    yield answer(client.get(f"{API}/images", params={"limit": 50, "after": first["next_after"]}))
+    yield answer(client.get(f"{API}/folders"))
+    filters: list[tuple[dict[str, str], set[str]]] = [
+        ({}, {"animals", "people", "space", "things"}),
+        ({"folder": "space"}, {"space"}),
+        ({"taken_from": "2021", "taken_to": "2021-07"}, {"people"}),
+        ({"tag": "far", "taken_from": "2022"}, {"space"}),
+        ({"tag": "near"}, set()),
+    ]
+    name = first["pictures"][0]["id"]
+    for where, folders in filters:
+        listed = answer(client.get(f"{API}/images", params=where))
+        assert {picture["path"].partition("/")[0] for picture in listed["pictures"]} == folders
+        yield listed
+        for found in (
+            answer(client.post(f"{API}/search", files=upload, params=where)),
+            answer(client.get(f"{API}/images/{name}/similar", params=where)),
+        ):
+            assert {match["path"].partition("/")[0] for match in found["matches"]} == folders
+            yield found
+    box = {"box": "10,10,90,90"}
+    match = answer(client.post(f"{API}/search", files=upload, data=box))["matches"][0]
+    assert match["path"].startswith("space/rocket")
+    yield answer(client.get(f"{API}/images/{name}/similar", params=box))
+    yield answer(client.get(f"{API}/images/{name}/similar", params={"expand": "alpha", "rerank": "k-reciprocal"}))
+    yield answer(client.get(f"{API}/images/{name}/near-duplicates", params={"threshold": 0.5}))
+    yield answer(client.get(f"{API}/near-duplicates", params={"threshold": 0.5, "folder": "space"}))
+    yield answer(client.post(f"{API}/images/{match['id']}/explanation", files=upload, data=box))
+    yield answer(client.get(f"{API}/images/{match['id']}/explanation", params={"query": name}))
+
+
+def _shape(answer: Any) -> Any:
+    """An answer without its broken numbers ..."""
+    if isinstance(answer, dict):
+        return {key: _shape(value) for key, value in answer.items()}
+    if isinstance(answer, list):
+        return [_shape(value) for value in answer]
+    return float if isinstance(answer, float) else answer
+
+
+def _numbers(answer: Any) -> list[float]:
+    """... and these alone."""
+    if isinstance(answer, dict | list):
+        parts = answer.values() if isinstance(answer, dict) else answer
+        return [number for part in parts for number in _numbers(part)]
+    return [answer] if isinstance(answer, float) else []
 
 
 def test_the_server(address: str, photos: Path) -> None:
