@@ -52,7 +52,7 @@ def test_a_million_on_one_machine() -> None:
     assert found.holds == int(0.8 * 128e9 / (2048 + 302 + 2048))  # a second copy while the graph is built
     assert (found.copy, found.machines, found.missing) == (1, 1, 1.0)
     assert found.loading == pytest.approx((1e6 / 4000 + 600) / 3600)
-    assert (found.ms, found.rate) == (0.75, 500)
+    assert (found.ms, found.rate, found.beyond) == (0.75, 500, 1)
 
 
 def test_compact_vectors() -> None:
@@ -104,6 +104,8 @@ def test_graphs_grow_slower_than_scans() -> None:
     assert graph.rate == pytest.approx(500 * 6 / 7)
     assert graph.loading == pytest.approx((1e7 / 4000 + 6000 * 7 / 6) / 3600)
     assert scan.ms == pytest.approx(2000)
+    assert graph.beyond == scan.beyond == 10
+    assert "~0.875" in planning.cells(graph)
     assert need(10, "float32").ms == 0.75  # never less than what was measured
 
 

@@ -238,7 +238,7 @@ def growth(results: Results) -> Table:
     return Table("Growth of an index", headings, rows, note, sources([found] if found else []))
 
 
-STORES = ("embedded", "postgresql", "milvus")
+STORES = ("embedded", "postgresql", "milvus", "milvus-hnsw")
 
 
 def stores(results: Results) -> Table:

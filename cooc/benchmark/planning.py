@@ -109,6 +109,7 @@ class Need:
     ms: float | None  # of one search
     rate: float | None  # searches per second, of all copies
     missing: float | None  # share of the images that is not found while one machine is away
+    beyond: float | None  # images on one machine over those of the measurement: above 1, times are the model's
 
 
 # What was measured
@@ -131,7 +132,7 @@ def constants(results: Results) -> Constants:
         put(f"{storage}: bytes beside the vectors", beside, *where)
         put(f"{storage}: ms of a scan", row["exact search, ms"], *where)
         put(f"{storage}: images added per second", row["adding, images per second"], *where)
-    for engine in ("embedded", "postgresql", "milvus"):
+    for engine in ("embedded", "postgresql", "milvus-hnsw"):  # milvus alone is a scan
         if run := results.other.get(f"scale-{engine}"):
             where, dim, share = (f"scale-{engine}", run["vectors"]), run["dim"], run["on disk, share of the vectors"]
             rate = next((run[key] for key in run if key.startswith("approximate, queries per second")), None)
@@ -227,9 +228,7 @@ def _need(images: int, name: str, setting: Setting, known: Constants) -> Need:
         if copy is not None and copy > 1 and not layout.spreads:
             copy = None
     rows = images if copy is None else math.ceil(images / copy)  # on one machine
-    ms, rate, hours = _times(name, layout, rows, known)
-    if copy is None:
-        ms = rate = hours = None
+    ms, rate, hours, measured = _times(name, layout, rows, known) if copy else (None, None, None, None)
     return Need(
         images=images,
         layout=name,
@@ -246,6 +245,7 @@ def _need(images: int, name: str, setting: Setting, known: Constants) -> Need:
         ms=ms,
         rate=None if rate is None else rate * setting.replicas,
         missing=None if copy is None else (1 / copy if setting.replicas == 1 else 0.0),
+        beyond=rows / measured if measured else None,
     )
 
 
@@ -265,26 +265,23 @@ def _bytes(name: str, layout: Layout, dim: int, known: Constants) -> tuple[float
     return beside, _value(known, "embedded: bytes of the graph") if layout.graph else 0.0
 
 
-def _times(name: str, layout: Layout, rows: int, known: Constants) -> tuple[float | None, float | None, float | None]:
-    """Of one machine: ms of a search, searches per second, hours to load."""
+def _times(
+    name: str, layout: Layout, rows: int, known: Constants
+) -> tuple[float | None, float | None, float | None, int | None]:
+    """Of one machine: ms of a search, searches per second, hours to load, and the images that this was measured on."""
     if layout.store == "embedded" and not layout.graph:
-        scan, speed = known.get(f"{name}: ms of a scan"), _value(known, f"{name}: images added per second")
-        ms = scan["value"] * rows / scan["images"] if scan else None
-        return ms, 1e3 / ms if ms else None, rows / speed / 3600 if speed else None
-    if name == "milvus-ivf_pq":  # `cooc bench store` measures the graph
-        return None, None, None
-    search, rate, adding, build = (
-        known.get(f"{layout.store}: {what}")
-        for what in ("ms of a search", "searches per second", "images added per second", "seconds to build")
-    )
-    seconds = None
-    if adding and build:
-        seconds = rows / adding["value"] + rows * build["value"] / build["images"] * _growth(rows, build)
-    return (
-        search["value"] * _growth(rows, search) if search else None,
-        rate["value"] / _growth(rows, rate) if rate else None,
-        None if seconds is None else seconds / 3600,
-    )
+        if not (scan := known.get(f"{name}: ms of a scan")):
+            return None, None, None, None
+        ms = scan["value"] * rows / scan["images"]
+        return ms, 1e3 / ms, rows / known[f"{name}: images added per second"]["value"] / 3600, scan["images"]
+    engine = name if layout.store == "milvus" else layout.store
+    names = ("ms of a search", "searches per second", "images added per second", "seconds to build")
+    if not all(f"{engine}: {what}" in known for what in names):
+        return None, None, None, None
+    search, rate, adding, build = (known[f"{engine}: {what}"] for what in names)
+    seconds = rows / adding["value"] + rows * build["value"] / build["images"] * _growth(rows, build)
+    ms = search["value"] * _growth(rows, search)
+    return ms, rate["value"] / _growth(rows, rate), seconds / 3600, search["images"]
 
 
 def _growth(rows: int, constant: dict[str, Any]) -> float:
@@ -335,10 +332,11 @@ HEADINGS += ["machines", "loading", "ms", "searches/s", "one machine fails"]
 
 def cells(need: Need) -> list[str]:
     none = "-" if need.holds is not None and need.copy is None else MISSING  # measured, but not possible
+    about = "~" if need.beyond is not None and need.beyond > 1 else ""
     fails = none
     if need.missing is not None:
         fails = f"{100 * need.missing:.3g} % not found" if need.missing else "all found"
-        fails += f"; back in {hours_text(need.loading)}" if need.loading is not None else ""
+        fails += f"; back in {about}{hours_text(need.loading)}" if need.loading is not None else ""
     machines = none
     if need.machines is not None and need.copy is not None:
         machines = str(need.copy) if need.machines == need.copy else f"{need.machines // need.copy} x {need.copy}"
@@ -350,9 +348,9 @@ def cells(need: Need) -> list[str]:
         *(amount(value) for value in (need.vectors, need.metadata, need.graph, need.disk, need.memory)),
         images_text(need.holds),
         machines,
-        none if need.loading is None else hours_text(need.loading),
-        none if need.ms is None else short(need.ms),
-        none if need.rate is None else short(need.rate),
+        none if need.loading is None else about + hours_text(need.loading),
+        none if need.ms is None else about + short(need.ms),
+        none if need.rate is None else about + short(need.rate),
         fails,
     ]
 
@@ -386,7 +384,8 @@ def note(setting: Setting) -> str:
     return (
         f"Vectors of {setting.dim} numbers; {setting.replicas} copies, on machines of {amount(setting.memory)} memory "
         f"and {amount(setting.disk)} disk, {100 * USABLE:.0f} % of it used. Bytes, ms and loading are of one copy, "
-        "searches of all copies; times of two cores. `not spread`: one machine is not enough, and no store spreads it."
+        "searches of all copies; times of two cores. `~`: more images than were measured, by the model. `not spread`: "
+        "one machine is not enough, and no store spreads it. Milvus does not tell its bytes: those of embedded are taken."
     )
 
 
