@@ -385,7 +385,7 @@ def note(setting: Setting) -> str:
         f"Vectors of {setting.dim} numbers; {setting.replicas} copies, on machines of {amount(setting.memory)} memory "
         f"and {amount(setting.disk)} disk, {100 * USABLE:.0f} % of it used. Bytes, ms and loading are of one copy, "
         "searches of all copies; times of two cores. `~`: more images than were measured, by the model. `not spread`: "
-        "one machine is not enough, and no store spreads it. Milvus does not tell its bytes: those of embedded are taken."
+        "one machine is not enough, and no store spreads it. Milvus does not tell its bytes; embedded ones are taken."
     )
 
 

@@ -48,7 +48,7 @@ from cooc.stores._copying import copy_to_folder
 from cooc.stores._milvus import GRACE, META, Address, Server, State
 
 DIMENSIONS = 32_768
-HNSW_FROM, IVF_PQ_FROM = 200_000, 20_000_000  # images; reasoned, not measured: see docs/scaling-milvus.md
+HNSW_FROM, IVF_PQ_FROM = 200_000, 20_000_000  # images; reasoned, not measured: see docs/scaling.md
 PARTITIONS = 16
 LIMIT = 16_384  # results of one request that Milvus gives at most
 SPARE, SLACK = 8, 2e-6  # candidates beyond k; more than float32 products of unit vectors are ever off by
@@ -602,7 +602,7 @@ def _until(state: State) -> dict[str, Any]:
 
 
 def _effort(index: str, fetch: int) -> dict[str, int]:
-    """How far to look. HNSW's is measured, on 20,000 vectors (docs/scaling-milvus.md); the others are not."""
+    """How far to look. HNSW's is measured, on 20,000 vectors (docs/scaling.md); the others are not."""
     return {
         "FLAT": {},
         "HNSW": {"ef": min(32_768, max(200, 2 * fetch))},
