@@ -59,6 +59,8 @@ def test_compact_vectors() -> None:
     half, byte, four, pq = (need(1e6, name) for name in ("float16", "int8", "int4", "pq"))
     assert half.vectors == 1e6 * 2 * 1024
     assert half.metadata == 600e6  # as a float32 index
+    assert half.ms is half.rate is half.loading is None  # was not measured
+    assert half.machines == 2
     assert byte.memory == 1e6 * (512 + 302)
     assert (four.vectors, four.metadata, four.graph, four.disk) == (256e6, 300e6, 0, 556e6)
     assert four.holds == int(0.8 * 128e9 / 256)
