@@ -35,8 +35,8 @@ __all__ = ["PARTS", "Form", "part", "sizes", "targets"]
 PARTS = ("direct", "linear", "learned", "factored", "segments", "shih")
 RANK = 32
 # What was not chosen as the default, measured beside it.
-DIRECT = ({"group": 2**40}, {"group": 26_000_000}, {"registers": 96}, {"planes": 32})
-LINEAR = ({"group": 2**40}, {"group": 26_000_000}, {"warps": 1}, {"segments": 1})
+DIRECT = ({"group": 52_000_000}, {"group": 26_000_000}, {"registers": 96}, {"planes": 32})
+LINEAR = ({"group": 52_000_000}, {"group": 26_000_000}, {"warps": 1}, {"segments": 1})
 FACTORED = ({"cut": 1},)
 Row = dict[str, Any]
 _Found = TypeVar("_Found")
