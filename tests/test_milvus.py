@@ -180,9 +180,11 @@ def test_a_writer_on_another_machine(opened: milvus.MilvusStore, remote: str) ->
 
 
 def test_a_graph_and_an_exact_search_beside_it(opened: milvus.MilvusStore, remote: str) -> None:
-    model, records = Model(), [record(f"{'ab'[i % 2]}/{i:03}.jpg") for i in range(300)]
+    """So many, because Milvus builds no graph of less than 1024 and, from 5000 in a folder, may do without one."""
+    count = 6000
+    model, records = Model(), [record(f"{'a' if i % 12 else 'b'}/{i:04}.jpg") for i in range(count)]
     for target in (opened, model):
-        target.add(records, random_vectors(300))
+        target.add(records, random_vectors(count))
     opened.report_bad([BadFile("a/bad.jpg", 1, 2, "no picture")])
     opened.close()
     with open_store(f"{remote}&index=hnsw", write=True) as graph:

