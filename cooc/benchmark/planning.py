@@ -132,7 +132,7 @@ def constants(results: Results) -> Constants:
         put(f"{storage}: bytes beside the vectors", beside, *where)
         put(f"{storage}: ms of a scan", row["exact search, ms"], *where)
         put(f"{storage}: images added per second", row["adding, images per second"], *where)
-    for engine in ("embedded", "postgresql", "milvus-hnsw"):  # milvus alone is a scan
+    for engine in ("embedded", "postgresql"):  # Milvus was measured on too few images for a graph: docs/scaling.md
         if run := results.other.get(f"scale-{engine}"):
             where, dim, share = (f"scale-{engine}", run["vectors"]), run["dim"], run["on disk, share of the vectors"]
             rate = next((run[key] for key in run if key.startswith("approximate, queries per second")), None)
@@ -274,7 +274,7 @@ def _times(
             return None, None, None, None
         ms = scan["value"] * rows / scan["images"]
         return ms, 1e3 / ms, rows / known[f"{name}: images added per second"]["value"] / 3600, scan["images"]
-    engine = {"float32": "embedded"}.get(name, name)  # float16 and int8 were not measured, nor was milvus-ivf_pq
+    engine = {"float32": "embedded"}.get(name, name)  # float16 and int8 were not timed, nor was a graph of Milvus
     names = ("ms of a search", "searches per second", "images added per second", "seconds to build")
     if not all(f"{engine}: {what}" in known for what in names):
         return None, None, None, None
