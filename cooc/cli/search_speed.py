@@ -27,7 +27,7 @@ __all__ = ["measure_search"]
 ROUNDS = 3, 7  # at least and at most, of a batch
 SINGLES = 30, 200  # likewise, queries asked one at a time
 ENOUGH = 60.0  # seconds after which the least will do
-EFFORTS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # efSearch that peers are tried with
+EFFORTS = (16, 24, 32, 48, 64, 96, 100, 128, 192, 256, 384, 512, 768, 1024)  # efSearch that peers are tried with
 
 Say = Callable[[str], None]
 Ask = Callable[[Vectors], Any]  # (1, D) -> rows (1, k)
