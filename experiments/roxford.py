@@ -29,6 +29,7 @@ from torch import Tensor
 
 from cooc.activations import Activations, resolve_device
 from cooc.benchmark.datasets import Dataset, image_set, load_dataset
+from cooc.benchmark.results import portable
 from cooc.benchmark.run import evaluate_vectors, provenance
 from cooc.cooccurrence import Cooccurrence
 from cooc.descriptor import BATCH_PIXELS, MULTI_SCALE, DescriptorConfig, load_backbone, rescale
@@ -376,7 +377,7 @@ def main() -> None:
     bench = load(args, base, device)
     bench.photos = verify(bench.photos, bench.landmarks[0], base)
     say(f"{len(bench.photos.pairs()[0])} verified pairs, {len(bench.photos.queries())} photos to train on")
-    command = shlex.join(["python", "experiments/roxford.py", *sys.argv[1:]])
+    command = portable(shlex.join(["python", "experiments/roxford.py", *sys.argv[1:]]))
     about = provenance(args.device) | {
         "command": command,
         "photos": len(bench.photos),

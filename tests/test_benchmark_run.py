@@ -9,10 +9,30 @@ import numpy as np
 import pytest
 
 from cooc.benchmark.datasets import image_set, load_dataset
-from cooc.benchmark.run import Options, evaluate_vectors, run
+from cooc.benchmark.run import Options, evaluate_vectors, provenance, run
 from cooc.recipes import find_recipe
 from cooc.whitening import Whitening
 from tests.labelled import write_labelled_folder
+
+
+def test_a_result_says_nothing_of_where_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [
+        "cooc",
+        "bench",
+        "/home/me/set",
+        "--results",
+        "/tmp/out",
+        "--index=/srv/a b/i",
+        "--data",
+        "data/x",
+        "s3://bucket/a",
+    ]
+    monkeypatch.setattr("sys.argv", words)
+    command = provenance("cpu")["command"]
+    assert command.startswith("cooc bench set --results out ")
+    assert command.endswith("--data data/x s3://bucket/a")
+    assert "/home" not in command
+    assert "/tmp" not in command
 
 
 @pytest.fixture

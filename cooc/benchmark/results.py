@@ -88,20 +88,19 @@ def load_results(folder: str | Path) -> Results:
 
 def _multi_scale(other: dict[str, Result]) -> dict[tuple[str, str], Result]:
     """Rows of the whitening experiment that are rows of the paper: three scales, 8192 values, the best whitening."""
-    found = other.get("experiment-whitening")
-    rows = {
-        "paper-bilinear-ms": "BP(AC_T), each scale, shrunk 0.01",
-        "learned-ms": next(
-            (r for r in (found or {"rows": {}})["rows"] if r.endswith("-3, each scale, shrunk 0.01")), ""
-        ),
-    }
-    return {
-        (dataset, recipe): {k: v for k, v in found.items() if k != "rows"}
-        | {"dataset": dataset, "recipe": recipe, "dim": 8192, "results": scores}
-        for recipe, label in rows.items()
-        if found is not None and label in found["rows"]
-        for dataset, scores in found["rows"][label]["scores"].items()
-    }
+    if (found := other.get("experiment-whitening")) is None:
+        return {}
+    about = {key: value for key, value in found.items() if key != "rows"}
+    direct, best = "BP(AC_T)", ", each scale, shrunk 0.01"
+    out = {}
+    for label, row in found["rows"].items():
+        method = label.removesuffix(best)
+        if method == label or not f"{method}, ".startswith(f"{direct}, "):  # another whitening, or a mask
+            continue
+        recipe = "paper-bilinear-ms" if method == direct else "learned-ms"
+        for dataset, scores in row["scores"].items():
+            out[dataset, recipe] = about | {"dataset": dataset, "recipe": recipe, "dim": 8192, "results": scores}
+    return out
 
 
 def number(value: float | None) -> str:
@@ -131,12 +130,16 @@ def interval(measured: Result | None) -> str:
     return f"{number(measured['mAP'])} [{low:.1f}, {high:.1f}]"
 
 
+def portable(command: str) -> str:
+    """A command that says nothing of the machine it ran on: of a path from the root only the last part."""
+    return re.sub(r"(?<=[ ='])/(?:[^/ ]+/)*", "", command)
+
+
 def sources(used: Iterable[Result]) -> list[str]:
-    """How those results were made, each run once; of a path on that machine only the last part."""
+    """How those results were made, each run once."""
     lines = []
     for result in used:
         machine = result.get("machine") or {}
         on = machine.get("accelerator") or machine.get("cpu") or "unknown machine"
-        command = re.sub(r"(?<=[ =])/(?:[^/ ]+/)*", "", result.get("command", "unknown"))
-        lines.append(f"`{command}` (commit {result.get('commit', 'unknown')}, {on})")
+        lines.append(f"`{portable(result.get('command', 'unknown'))}` (commit {result.get('commit', 'unknown')}, {on})")
     return list(dict.fromkeys(lines))

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from cooc.activations import resolve_device
 from cooc.benchmark.datasets import Dataset
+from cooc.benchmark.results import portable
 from cooc.descriptor import BATCH_PIXELS, Descriptor, load_backbone, rescale
 from cooc.errors import DatasetError, UnknownNameError
 from cooc.evaluation import PROTOCOLS, bootstrap_interval, evaluate, positive_ranks, precision_recall
@@ -393,7 +394,7 @@ def provenance(device: str = "auto") -> dict[str, Any]:
     versions = {name: metadata.version(name) for name in ("torch", "numpy", "pillow")}
     accelerator = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else None
     return {
-        "command": shlex.join(["cooc", *sys.argv[1:]]),
+        "command": portable(shlex.join(["cooc", *sys.argv[1:]])),
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **versions},

@@ -67,7 +67,20 @@ def _is_header(block: bytes, size: int) -> bool:
         return False
 
 
-class Objects:
+class InParts:
+    """A source whose pictures are parts of remote files."""
+
+    def _part(self, file: Entry) -> Part:
+        raise NotImplementedError
+
+    def fetch(self, file: Entry) -> Fetched:
+        return fetched(self._part(file))
+
+    def picture(self, file: Entry) -> Picture:
+        return cast(BinaryIO, self._part(file))
+
+
+class Objects(InParts):
     cheap = True
     steady = True
 
@@ -158,12 +171,6 @@ class Objects:
             return set()
         except OSError:
             return None
-
-    def fetch(self, file: Entry) -> Fetched:
-        return fetched(self._part(file))
-
-    def picture(self, file: Entry) -> Picture:
-        return cast(BinaryIO, self._part(file))
 
     def _part(self, file: Entry) -> Part:
         return Part(self.files, self.path(file.name), 0, file.size, self.address(file.name))

@@ -8,19 +8,18 @@ import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
 
 from cooc.errors import InputError
 from cooc.images import EXTENSIONS
-from cooc.sources.files import Entry, Fetched, OnError, Picture, State, below, is_url, outside
-from cooc.sources.objects import BLOCK, SECOND, Objects, Part, as_os_errors, fetched, reason
+from cooc.sources.files import Entry, OnError, State, below, is_url, outside
+from cooc.sources.objects import BLOCK, SECOND, InParts, Objects, Part, as_os_errors, reason
 
 __all__ = ["Tars"]
 
 SCANNED = 256 << 10  # bytes that are read at once where a tar's headers are looked for
 
 
-class Tars:
+class Tars(InParts):
     """A WebDataset: only its pictures count, whatever else belongs to a sample. Compressed tars cannot be read here."""
 
     cheap = False  # to list a tar is to hop through all of it
@@ -130,12 +129,6 @@ class Tars:
             return {member.name for member in self._members(shard, lambda name, reason: None)}
         except OSError:
             return None
-
-    def fetch(self, file: Entry) -> Fetched:
-        return fetched(self._part(file))
-
-    def picture(self, file: Entry) -> Picture:
-        return cast(BinaryIO, self._part(file))
 
     def _part(self, file: Entry) -> Part:
         shards, start = self._shards, file.mtime_ns % SECOND * BLOCK
