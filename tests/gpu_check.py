@@ -110,15 +110,15 @@ def check_choices(maps: Maps) -> Iterator[Case]:
     B, C, H, W = (3, 10, 5, 9) if maps.small else (5, 512, 24, 32)
     A = maps(B, C, H, W)
     reference = cooccurrence(A.double())
-    group = {"group": 2 * A[0].nbytes}
-    for choices in (group, *kernels.DIRECT[-1 if maps.small else 0 :]):
+    late = {"lag": 2}
+    for choices in (late, *kernels.DIRECT[-1 if maps.small else 0 :]):
         made = direct.tensor(A, 4, None, EPS, C - 1, **choices)
         yield f"direct, {choices}", made[0] if made else None, reference, SINGLE
     levels = torch.linspace(0.1, 0.5, B)
-    made = direct.tensor(A, 4, levels, EPS, C - 1, **group)
+    made = direct.tensor(A, 4, levels, EPS, C - 1, **late)
     expected = cooccurrence(A.double(), 4, levels.to(A.device))
-    yield "direct, thresholds in groups", made[0] if made else None, expected, SINGLE
-    for choices in (group | {"warps": 4}, *kernels.LINEAR[-1 if maps.small else 0 :]):
+    yield "direct, thresholds, late", made[0] if made else None, expected, SINGLE
+    for choices in (late | {"warps": 4}, *kernels.LINEAR[-1 if maps.small else 0 :]):
         options: dict[str, Any] = {"rarity_eps": 1e-5, "spatial": True, "rarity": True, **choices}
         found = direct.linear_pooling(A, 4, EPS, C - 1, **options)
         yield f"linear, {choices}", found, chco_sct(A.double(), reference), SINGLE

@@ -35,9 +35,9 @@ __all__ = ["PARTS", "Form", "part", "sizes", "targets"]
 PARTS = ("direct", "linear", "learned", "factored", "segments", "shih")
 RANK = 32
 # What was not chosen as the default, measured beside it.
-DIRECT = ({"group": 52_000_000}, {"group": 26_000_000}, {"registers": 96}, {"planes": 32})
-LINEAR = ({"group": 52_000_000}, {"group": 26_000_000}, {"warps": 1}, {"segments": 1})
-FACTORED = ({"cut": 1},)
+DIRECT = ({"lag": 1}, {"lag": 8}, {"registers": 96}, {"planes": 32})
+LINEAR = ({"lag": 1}, {"lag": 8}, {"warps": 1}, {"segments": 1})
+FACTORED = ({"cut": 1}, {"planes": 128}, {"rows": 24}, {"rows": 6})
 Row = dict[str, Any]
 _Found = TypeVar("_Found")
 
@@ -160,15 +160,12 @@ def part(
             return lambda A: some(learned.factored(A, left, right, None, EPS, channels - 1, **choices))
 
         exact, floor = torch_only(thin), 1e3 * pairs * RANK / channels / flops
+        form = partial(Form, exact=exact, narrow=True, last=True, graph=True, floor=floor)
         return [
-            Form("kernel bfloat16", factored, exact, narrow=True, graph=True, floor=floor),
+            form("kernel bfloat16", factored),
             Form("kernel float32", factored, exact, graph=True, floor=floor),
-            *(
-                Form(f"kernel {words(c)}", partial(factored, **c), exact, narrow=True, graph=True, floor=floor)
-                for c in FACTORED
-                if batch > 1
-            ),
-            Form("torch bfloat16", lambda: exact, exact, narrow=True, graph=True, floor=floor),
+            *(form(f"kernel {words(choices)}", partial(factored, **choices)) for choices in FACTORED if batch > 1),
+            form("torch bfloat16", lambda: exact),
         ]
     if name == "segments":
         sketch = CompactBilinear(channels).to(device)

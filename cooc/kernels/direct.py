@@ -1,14 +1,17 @@
 """The direct tensor C_T, and linear pooling that never makes it, as fused kernels.
 
 Both are bound by memory, so what counts is how often A is read. C_T: once for the mean of each image, once for the sum
-over channels, once for the box sums; the output is written once. A batch goes through the passes in groups of images
-that the L2 cache holds, in alternating order: what one pass read last is what the next finds there first. Linear
-pooling needs only
+over channels, once for the box sums; the output is written once. Linear pooling needs only
 
     S(p)   = sum_k C_T(k,p)  = (n(p) box(s)(p) - (1-eps) D(p)) / (C-1),   n = sum_k rho_k,  D = sum_k rho_k box(a_k)
     C_V(k) = sum_p C_T(k,p)  = (sum_p rho_k box(s) - (1-eps) E(k)) / (C-1),                 E(k) = sum_p rho_k box(a_k)
 
 so s, n, D and E come from one pass that needs the mean alone, and C_V and the weighted sum of A from another.
+
+All passes are one launch. Programs draw tickets, and tickets go through the batch image by image, where each pass is a
+few images (`lag`) behind the one before: A comes from memory for the first pass and from the L2 cache for the others.
+A program that needs what others make waits until enough of them have counted themselves as finished. Those have lower
+tickets, so they have begun: somebody can always go on.
 
 A box sum runs down the rows of a plane: the window's columns are kept as running sums, which are then summed along the
 row. All sums are taken in a fixed order: two runs give the same bits.
@@ -21,41 +24,59 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["LARGEST", "linear_pooling", "tensor"]
+__all__ = ["LARGEST", "fits", "linear_pooling", "tensor"]
 
 LARGEST = 64  # rows and columns of a map; larger ones, and radii past 16, are left to torch
-PARTS = 64  # partial sums of an image for its mean
+PARTS = 32  # partial sums of an image for its mean
 WIDTH = 32  # positions that one program sums over channels
-GROUP = 1 << 40  # bytes of the images that go through all passes together: all, groups for the L2 cache were slower
+POOLED = 16  # channels that one program pools
+AHEAD = 5_000_000  # bytes of the images between two passes: what is made meanwhile, and less than the L2 cache
 
 
 @triton.jit
-def _sum(A, sums, n, chunk, BLOCK: tl.constexpr):
-    """Partial sums of each image: sums (B, PARTS)."""
-    part, image = tl.program_id(0), tl.program_id(1)
-    base = A + image.to(tl.int64) * n
+def _finish(counter):
+    """What all threads of this program have written is there for those who wait."""
+    tl.debug_barrier()
+    tl.atomic_add(counter, 1, sem="release")
+
+
+@triton.jit
+def _await(counter, programs):
+    while tl.atomic_add(counter, 0, sem="acquire") < programs:
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit
+def _sum(A, sums, part, n, chunk, BLOCK: tl.constexpr):
+    """One of the partial sums of an image."""
     total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, chunk, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        total += tl.load(base + part * chunk + at, (at < chunk) & (part * chunk + at < n), 0).to(tl.float32)
-    tl.store(sums + image * tl.num_programs(0) + part, tl.sum(total, 0))
+    for start in range(0, chunk, 2 * BLOCK):
+        for half in tl.static_range(2):  # two loads on their way at once
+            at = start + half * BLOCK + tl.arange(0, BLOCK)
+            total += tl.load(A + part * chunk + at, (at < chunk) & (part * chunk + at < n), 0).to(tl.float32)
+    tl.store(sums + part, tl.sum(total, 0))
 
 
 @triton.jit
-def _channel_sum(A, sums, scale, t_out, s_out, C, P, PARTS: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
-    """The threshold of each image, t (B,), and the sum of a over its channels, s (B, P)."""
-    image = tl.num_programs(1) - 1 - tl.program_id(1)
-    t = tl.sum(tl.load(sums + image * PARTS + tl.arange(0, PARTS)), 0) * scale
-    if tl.program_id(0) == 0:
-        tl.store(t_out + image, t)
-    p = tl.program_id(0) * BP + tl.arange(0, BP)
-    base = A + image.to(tl.int64) * C * P + p[None, :]
+def _threshold(sums, t_out, scale, first, PARTS: tl.constexpr):
+    """The threshold of an image; the first program of a pass keeps it."""
+    t = tl.sum(tl.load(sums + tl.arange(0, PARTS)), 0) * scale
+    if first:
+        tl.store(t_out, t)
+    return t
+
+
+@triton.jit
+def _channel_sum(A, t, s_out, block, C, P, BC: tl.constexpr, BP: tl.constexpr):
+    """The sum of a over all channels, s (P,), at BP positions."""
+    p = block * BP + tl.arange(0, BP)
     total = tl.zeros([BC, BP], tl.float32)
     for start in range(0, C, BC):
         k = start + tl.arange(0, BC)
-        a = tl.load(base + k[:, None] * P, (k < C)[:, None] & (p < P)[None, :], 0).to(tl.float32)
+        a = tl.load(A + k[:, None] * P + p[None, :], (k < C)[:, None] & (p < P)[None, :], 0).to(tl.float32)
         total += tl.where(a > t, a, 0)
-    tl.store(s_out + image * P + p, tl.sum(total, 0), p < P)
+    tl.store(s_out + p, tl.sum(total, 0), p < P)
 
 
 @triton.jit
@@ -114,19 +135,15 @@ def _window(x, columns, RADIUS: tl.constexpr):
 
 @triton.jit
 def _box(
-    A, s, t_in, out, keep, scale, C, H, W, rows,
+    A, s, t, out, keep, scale, block, slice, C, H, W, rows,
     RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """C_T of BC channels of one image, `rows` rows of them."""
-    image = tl.program_id(2)
-    k, columns = tl.program_id(0) * BC + tl.arange(0, BC), tl.max_contiguous(tl.arange(0, BW), 4)
-    P = H * W
-    start = image.to(tl.int64) * C * P
-    at = k[:, None] * P + columns[None, :]
+    """C_T of BC channels of an image, `rows` rows of them."""
+    k, columns = block * BC + tl.arange(0, BC), tl.max_contiguous(tl.arange(0, BW), 4)
+    at = k[:, None] * (H * W) + columns[None, :]
     inside = (k < C)[:, None] & (columns < W)[None, :]
-    base, s = A + start + at, s + image * P
-    t = tl.load(t_in + image)
-    first = tl.program_id(1) * rows
+    base = A + at
+    first = slice * rows
     ahead = _row(base, first + RADIUS, inside, H, W)
     beyond = _row(base, first + RADIUS + 1, inside, H, W)
     window = tl.zeros([BC, BW], tl.float32)
@@ -141,9 +158,44 @@ def _box(
         window += _others(entering, s, row + RADIUS, columns, t, keep, H, W)
         rho = _row(base, row, inside, H, W) > t
         found = tl.where(rho, _window(window, columns, RADIUS), 0) * scale
-        tl.store(out + start + at + row * W, found.to(out.dtype.element_ty), inside)
+        tl.store(out + at + row * W, found.to(out.dtype.element_ty), inside)
         leaving = _row(base, row - RADIUS, inside, H, W)
         window -= _others(leaving, s, row - RADIUS, columns, t, keep, H, W)
+
+
+@triton.jit
+def _direct(
+    A, state, sums, t_out, s, out, mean_scale, keep, scale, B, C, H, W, parts, chunk, sections, rows, slices, lag,
+    PARTS: tl.constexpr, RADIUS: tl.constexpr, BLOCK: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    BW: tl.constexpr,
+):  # fmt: skip
+    """C_T of a batch. state: the next ticket, and how many programs of each image have finished the first two passes.
+
+    sums (B, PARTS), t (B,), s (B, P). `parts` is 0 where thresholds are given: they are the sums.
+    """
+    ticket = tl.atomic_add(state, 1, sem="relaxed")
+    each = parts + sections + tl.cdiv(C, BC) * slices
+    step, item = ticket // each, ticket % each
+    image = step - ((item >= parts).to(tl.int32) + (item >= parts + sections).to(tl.int32)) * lag
+    if (image >= 0) & (image < B):
+        P = H * W
+        start = image.to(tl.int64) * C * P
+        summed, added = state + 1 + image, state + 1 + B + image
+        if item < parts:
+            _sum(A + start, sums + image * PARTS, item, C * P, chunk, BLOCK)
+            _finish(summed)
+        elif item < parts + sections:
+            _await(summed, parts)
+            t = _threshold(sums + image * PARTS, t_out + image, mean_scale, item == parts, PARTS)
+            _channel_sum(A + start, t, s + image * P, item - parts, C, P, 128, BP)
+            _finish(added)
+        else:
+            _await(added, sections)
+            item -= parts + sections
+            _box(
+                A + start, s + image * P, tl.load(t_out + image), out + start, keep, scale,
+                item // slices, item % slices, C, H, W, rows, RADIUS, BC, BW,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -153,20 +205,15 @@ def _each(a, b, c, d, e, f):
 
 @triton.jit
 def _moments(
-    A, sums, mean_scale, t_out, maps, own, C, H, W, rows,
-    PARTS: tl.constexpr, RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
+    A, t, maps, own, block, slice, C, H, W, rows, RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr
 ):  # fmt: skip
-    """s, n and D of BC channels: maps (B, blocks, 3, P); E of each channel: own (B, segments, C); t (B,)."""
-    image = tl.num_programs(2) - 1 - tl.program_id(2)
-    t = tl.sum(tl.load(sums + image * PARTS + tl.arange(0, PARTS)), 0) * mean_scale
-    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-        tl.store(t_out + image, t)
-    k, columns = tl.program_id(0) * BC + tl.arange(0, BC), tl.max_contiguous(tl.arange(0, BW), 4)
+    """s, n and D of BC channels: maps (3, P); E of each channel: own (C,)."""
+    k, columns = block * BC + tl.arange(0, BC), tl.max_contiguous(tl.arange(0, BW), 4)
     P = H * W
     inside = (k < C)[:, None] & (columns < W)[None, :]
-    base = A + image.to(tl.int64) * C * P + k[:, None] * P + columns[None, :]
-    maps += (image * tl.num_programs(0) + tl.program_id(0)) * 3 * P + columns
-    first = tl.program_id(1) * rows
+    base = A + k[:, None] * P + columns[None, :]
+    maps += columns
+    first = slice * rows
     ahead = _row(base, first + RADIUS, inside, H, W)
     beyond = _row(base, first + RADIUS + 1, inside, H, W)
     window = tl.zeros([BC, BW], tl.float32)
@@ -190,20 +237,19 @@ def _moments(
         tl.store(maps + 2 * P + row * W, D, columns < W)
         leaving = _row(base, row - RADIUS, inside, H, W)
         window -= tl.where(leaving > t, leaving, 0)
-    tl.store(own + (image * tl.num_programs(1) + tl.program_id(1)) * C + k, tl.sum(mine, 1), k < C)
+    tl.store(own + k, tl.sum(mine, 1), k < C)
 
 
 @triton.jit
 def _weights(
-    maps, weights, totals, keep, scale, blocks, H, W,
+    maps, weights, total, keep, scale, blocks, H, W,
     RADIUS: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """box(s) and alpha of each image: weights (B, 2, P); the sum of S: totals (B,)."""
-    image = tl.program_id(0)
+    """box(s) and alpha of an image: weights (2, P); the sum of S."""
     y, x = tl.arange(0, BH), tl.arange(0, BW)
     P = H * W
     at, inside = y[:, None] * W + x[None, :], (y < H)[:, None] & (x < W)[None, :]
-    maps += image * blocks * 3 * P + at
+    maps += at
     s = tl.zeros([BH, BW], tl.float32)
     n = tl.zeros([BH, BW], tl.float32)
     D = tl.zeros([BH, BW], tl.float32)
@@ -220,27 +266,23 @@ def _weights(
     S = tl.where(inside, tl.maximum(n * box - keep * D, 0), 0) * scale
     norm = tl.sqrt(tl.sum(tl.sum(S * S, 1), 0))
     alpha = tl.sqrt(S / tl.where(norm > 0, norm, 1))
-    tl.store(weights + image * 2 * P + at, box, inside)
-    tl.store(weights + image * 2 * P + P + at, alpha, inside)
-    tl.store(totals + image, tl.sum(tl.sum(S, 1), 0))
+    tl.store(weights + at, box, inside)
+    tl.store(weights + P + at, alpha, inside)
+    tl.store(total, tl.sum(tl.sum(S, 1), 0))
 
 
 @triton.jit
 def _pool(
-    A, t_in, weights, totals, own, out, keep, scale, eps, C, P,
-    SEGMENTS: tl.constexpr, SPATIAL: tl.constexpr, RARITY: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+    A, t, weights, total, own, out, keep, scale, eps, block, slices, C, P,
+    SPATIAL: tl.constexpr, RARITY: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """f(k) = beta(k) sum_p alpha(p) A(k,p), where SPATIAL and RARITY say whether alpha and beta count."""
-    image = tl.program_id(1)
-    k = tl.program_id(0) * BC + tl.arange(0, BC)
-    t = tl.load(t_in + image)
-    base = A + image.to(tl.int64) * C * P
-    weights += image * 2 * P
+    k = block * BC + tl.arange(0, BC)
     together = tl.zeros([BC, BP], tl.float32)
     pooled = tl.zeros([BC, BP], tl.float32)
     for start in range(0, P, BP):
         p = start + tl.arange(0, BP)
-        a = tl.load(base + k[:, None] * P + p[None, :], (k < C)[:, None] & (p < P)[None, :], 0).to(tl.float32)
+        a = tl.load(A + k[:, None] * P + p[None, :], (k < C)[:, None] & (p < P)[None, :], 0).to(tl.float32)
         if RARITY:
             box = tl.load(weights + p, p < P, 0)
             together += tl.where(a > t, box[None, :], 0)
@@ -252,15 +294,66 @@ def _pool(
     f = tl.sum(pooled, 1)
     if RARITY:
         E = tl.zeros([BC], tl.float32)
-        for segment in tl.static_range(SEGMENTS):
-            E += tl.load(own + (image * SEGMENTS + segment) * C + k, k < C, 0)
+        for slice in range(slices):
+            E += tl.load(own + slice * C + k, k < C, 0)
         C_V = tl.maximum(tl.sum(together, 1) - keep * E, 0) * scale
-        total = tl.load(totals + image)
         f *= -tl.log(eps + C_V / tl.where(total > 0, total, 1))
-    tl.store(out + image * C + k, f, k < C)
+    tl.store(out + k, f, k < C)
 
 
-def _fits(A: Tensor, radius: int) -> bool:
+@triton.jit
+def _linear(
+    A, state, sums, t_out, maps, own, weights, totals, out, mean_scale, keep, scale, eps,
+    B, C, H, W, chunk, rows, slices, lag,
+    PARTS: tl.constexpr, RADIUS: tl.constexpr, SPATIAL: tl.constexpr, RARITY: tl.constexpr, BLOCK: tl.constexpr,
+    BC: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, UNROLL: tl.constexpr, POOLED: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """Linear pooling of a batch: out (B, C). state as for `_direct`, of three passes.
+
+    sums (B, PARTS), t (B,), maps (B, blocks, 3, P), own (B, slices, C), weights (B, 2, P), totals (B,).
+    """
+    ticket = tl.atomic_add(state, 1, sem="relaxed")
+    blocks = tl.cdiv(C, BC)
+    middle = blocks * slices
+    each = PARTS + middle + 1 + tl.cdiv(C, POOLED)
+    step, item = ticket // each, ticket % each
+    passes = (item >= PARTS).to(tl.int32) + (item >= PARTS + middle).to(tl.int32) + (item > PARTS + middle).to(tl.int32)
+    image = step - passes * lag
+    if (image >= 0) & (image < B):
+        P = H * W
+        start = image.to(tl.int64) * C * P
+        summed = state + 1 + image
+        known, weighted = summed + B, summed + 2 * B
+        sums += image * PARTS
+        maps += image * blocks * 3 * P
+        own += image * slices * C
+        weights += image * 2 * P
+        if passes == 0:
+            _sum(A + start, sums, item, C * P, chunk, BLOCK)
+            _finish(summed)
+        elif passes == 1:
+            item -= PARTS
+            _await(summed, PARTS)
+            t = _threshold(sums, t_out + image, mean_scale, item == 0, PARTS)
+            block, slice = item // slices, item % slices
+            _moments(
+                A + start, t, maps + block * 3 * P, own + slice * C, block, slice, C, H, W, rows, RADIUS, BC, BW
+            )  # fmt: skip
+            _finish(known)
+        elif passes == 2:
+            _await(known, middle)
+            _weights(maps, weights, totals + image, keep, scale, blocks, H, W, RADIUS, BH, BW, UNROLL)
+            _finish(weighted)
+        else:
+            _await(weighted, 1)
+            _pool(
+                A + start, tl.load(t_out + image), weights, tl.load(totals + image), own, out + image * C,
+                keep, scale, eps, item - (PARTS + middle + 1), slices, C, P, SPATIAL, RARITY, POOLED, BP,
+            )  # fmt: skip
+
+
+def fits(A: Tensor, radius: int) -> bool:
+    """Do the kernels cover maps like these?"""
     return max(A.shape[2:]) <= LARGEST and radius <= 16 and A.shape[0] <= 65535 and A.shape[1] > 1
 
 
@@ -276,21 +369,8 @@ def _power(n: int, least: int = 16) -> int:
     return max(least, int(triton.next_power_of_2(n)))
 
 
-def _mean(A: Tensor, threshold: Tensor | None) -> tuple[Tensor, float, int]:
-    """What the threshold of each image is summed from: (B, parts), its factor, and parts."""
-    if threshold is not None:
-        return threshold.to(A.device, torch.float32).expand(A.shape[0]).contiguous(), 1.0, 1
-    B, n = A.shape[0], A[0].numel()
-    sums = A.new_empty(B, PARTS, dtype=torch.float32)
-    _sum[PARTS, B](A, sums, n, triton.cdiv(n, PARTS), BLOCK=2048, num_warps=4)
-    return sums, 1.0 / n, PARTS
-
-
-def _groups(A: Tensor, most: int) -> list[slice]:
-    """Images that go through all passes together, evenly many, in at most `most` bytes where more than one does."""
-    B = A.shape[0]
-    size = triton.cdiv(B, triton.cdiv(B, max(1, most // A[0].nbytes)))
-    return [slice(start, min(start + size, B)) for start in range(0, B, size)]
+def _lag(A: Tensor) -> int:
+    return min(len(A) - 1, int(triton.cdiv(AHEAD, A[0].nbytes)))
 
 
 def tensor(
@@ -299,29 +379,31 @@ def tensor(
     threshold: Tensor | None,
     eps: float,
     divisor: float,
-    group: int = GROUP,
+    lag: int | None = None,
     planes: int = 16,
     registers: int = 64,
 ) -> tuple[Tensor, Tensor] | None:
     """C_T (B, C, H, W) in A's dtype, and the thresholds (B,); None for maps that the kernels do not cover."""
-    if not _fits(A, radius):
+    if not fits(A, radius):
         return None
     A = A.contiguous()
     B, C, H, W = A.shape
-    t = A.new_empty(B, dtype=torch.float32)
-    s = A.new_empty(B, H * W, dtype=torch.float32)
-    out = torch.empty_like(A)
-    for some in _groups(A, group):
-        maps = A[some]
-        n, rows = len(maps), _rows(maps, planes)
-        sums, factor, parts = _mean(maps, threshold if threshold is None or len(threshold) == 1 else threshold[some])
-        _channel_sum[triton.cdiv(H * W, WIDTH), n](
-            maps, sums, factor, t[some], s[some], C, H * W, PARTS=parts, BC=128, BP=WIDTH, num_warps=4
-        )  # fmt: skip
-        _box[triton.cdiv(C, planes), triton.cdiv(H, rows), n](
-            maps, s[some], t[some], out[some], 1 - eps, 1 / divisor, C, H, W, rows,
-            RADIUS=radius, BC=planes, BW=_power(W), num_warps=planes // 4, maxnreg=registers,
-        )  # fmt: skip
+    lag = _lag(A) if lag is None else lag
+    t, s, out = A.new_empty(B, dtype=torch.float32), A.new_empty(B, H * W, dtype=torch.float32), torch.empty_like(A)
+    state = A.new_zeros(1 + 2 * B, dtype=torch.int32)
+    if threshold is None:
+        sums, factor, parts = A.new_empty(B, PARTS, dtype=torch.float32), 1 / A[0].numel(), PARTS
+    else:
+        sums, factor, parts = threshold.to(A.device, torch.float32).expand(B).contiguous(), 1.0, 0
+    rows, sections = _rows(A, planes), triton.cdiv(H * W, WIDTH)
+    slices = triton.cdiv(H, rows)
+    each = parts + sections + triton.cdiv(C, planes) * slices
+    _direct[((B + 2 * lag) * each,)](
+        A, state, sums, t, s, out, factor, 1 - eps, 1 / divisor,
+        B, C, H, W, parts, triton.cdiv(A[0].numel(), PARTS), sections, rows, slices, lag,
+        PARTS=max(parts, 1), RADIUS=radius, BLOCK=512 * (planes // 4), BP=WIDTH, BC=planes, BW=_power(W),
+        num_warps=planes // 4, maxnreg=registers,
+    )  # fmt: skip
     return out, t
 
 
@@ -334,38 +416,33 @@ def linear_pooling(
     rarity_eps: float,
     spatial: bool,
     rarity: bool,
-    group: int = GROUP,
+    lag: int | None = None,
     warps: int = 0,
     segments: int = 0,
 ) -> Tensor | None:
     """ChCO-SC_T, or one of its halves, without C_T. (B, C) float32; None for maps that the kernels do not cover."""
-    if not _fits(A, radius):
+    if not fits(A, radius):
         return None
     A = A.contiguous()
-    C, H, W = A.shape[1:]
-    warps = warps or (4 if A.shape[:2].numel() >= 8192 else 1)  # few planes: a program on every multiprocessor
+    B, C, H, W = A.shape
+    lag = _lag(A) if lag is None else lag
+    warps = warps or (4 if B * C >= 8192 else 1)  # few planes: a program on every multiprocessor
     planes = 4 * warps * (4 if W <= 32 else 2)  # as many as the registers hold
     blocks = triton.cdiv(C, planes)
-    out = A.new_empty(A.shape[:2], dtype=torch.float32)
-    for some in _groups(A, group):
-        maps = A[some]
-        n, rows = len(maps), triton.cdiv(H, segments) if segments else _rows(maps, planes)
-        slices = triton.cdiv(H, rows)
-        sums, factor, parts = _mean(maps, None)
-        t, totals = A.new_empty(2, n, dtype=torch.float32).unbind()
-        moments = A.new_empty(n, blocks, 3, H * W, dtype=torch.float32)
-        own = A.new_empty(n, slices, C, dtype=torch.float32)
-        _moments[blocks, slices, n](
-            maps, sums, factor, t, moments, own, C, H, W, rows,
-            PARTS=parts, RADIUS=radius, BC=planes, BW=_power(W), num_warps=warps, maxnreg=128 if W <= 32 else 200,
-        )  # fmt: skip
-        weights = A.new_empty(n, 2, H * W, dtype=torch.float32)
-        _weights[(n,)](
-            moments, weights, totals, 1 - eps, 1 / divisor, blocks, H, W,
-            RADIUS=radius, BH=_power(H), BW=_power(W), UNROLL=8 if H * W <= 1024 else 2, num_warps=8,
-        )  # fmt: skip
-        _pool[triton.cdiv(C, 8), n](
-            maps, t, weights, totals, own, out[some], 1 - eps, 1 / divisor, rarity_eps, C, H * W,
-            SEGMENTS=slices, SPATIAL=spatial, RARITY=rarity, BC=8, BP=256, num_warps=4,
-        )  # fmt: skip
+    rows = triton.cdiv(H, segments) if segments else _rows(A, planes)
+    slices = triton.cdiv(H, rows)
+
+    def floats(*shape: int) -> Tensor:
+        return A.new_empty(shape, dtype=torch.float32)
+
+    out = floats(B, C)
+    _linear[((B + 3 * lag) * (PARTS + blocks * slices + 1 + triton.cdiv(C, POOLED)),)](
+        A, A.new_zeros(1 + 3 * B, dtype=torch.int32), floats(B, PARTS), floats(B), floats(B, blocks, 3, H * W),
+        floats(B, slices, C), floats(B, 2, H * W), floats(B), out,
+        1 / A[0].numel(), 1 - eps, 1 / divisor, rarity_eps,
+        B, C, H, W, triton.cdiv(A[0].numel(), PARTS), rows, slices, lag,
+        PARTS=PARTS, RADIUS=radius, SPATIAL=spatial, RARITY=rarity, BLOCK=512 * warps, BC=planes, BH=_power(H),
+        BW=_power(W), UNROLL=8 if H * W <= 1024 else 2, POOLED=POOLED, BP=64 * warps,
+        num_warps=warps, maxnreg=128 if W <= 32 else 200,
+    )  # fmt: skip
     return out

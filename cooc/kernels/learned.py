@@ -6,8 +6,10 @@ so a tap is a shift by whole rows. The mask and the division are its epilogue.
 
 Factored, direct + left @ right: a convolution to R channels would fetch its input S*S times for R columns, too few for
 the matrix units. In 16 bits the S taps of a row become columns: a convolution by S x 1 to S*R columns, which fetches
-its input S times; the S shifted results are added up afterwards. In float32 all taps are one plain product,
-(S*S*R, C) @ (C, HW). What is left is to widen the sum to C channels and add it to the direct tensor: one pass over C_T.
+its input S times; the S shifted results are added up afterwards. Maps stay position by position, as networks give them
+there: what the convolution reads and the sum over channels are made in one pass, and the box sums of the direct tensor,
+whose windows along a row are a product with a band of ones, take up the sum widened to C channels before C_T is
+written, once. In float32 all taps are one plain product, (S*S*R, C) @ (C, HW), and what is widened is added to C_T.
 """
 
 from __future__ import annotations
@@ -63,16 +65,24 @@ def _convolve(
 
 
 @triton.jit
-def _lines(A, t_in, maps, C, H, W, RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr):
-    """a, position by position, with RADIUS rows of zeros above and below: maps (B, H+2r, W, C)."""
-    line, image = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    c, x = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, BW)
-    y = line - RADIUS + tl.zeros([BC, BW], tl.int32)
-    inside = (c < C)[:, None] & (x < W)[None, :]
-    a = tl.load(A + ((image * C + c[:, None]) * H + y) * W + x[None, :], inside & (y >= 0) & (y < H), 0)
-    a = tl.where(a.to(tl.float32) > tl.load(t_in + image), a, 0).to(maps.dtype.element_ty)
-    to = maps + ((image * (H + 2 * RADIUS) + line) * W + x[:, None]) * C + c[None, :]
-    tl.store(to, tl.trans(a), tl.trans(inside))
+def _lines(A, t_in, maps, s, C, H, W, RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr):
+    """a with RADIUS rows of zeros above and below, maps (B, H+2r, W, C), and its sum over channels, s (B, P)."""
+    line, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    x = tl.arange(0, BW)
+    t = tl.load(t_in + image)
+    A += (image * H + line - RADIUS) * W * C
+    maps += (image * (H + 2 * RADIUS) + line) * W * C
+    total = tl.zeros([BW], tl.float32)
+    for start in range(0, C, BC):
+        c = start + tl.arange(0, BC)
+        at, inside = x[:, None] * C + c[None, :], (x < W)[:, None] & (c < C)[None, :]
+        here = line - RADIUS + tl.zeros([BW, BC], tl.int32)
+        a = tl.load(A + at, inside & (here >= 0) & (here < H), 0)
+        a = tl.where(a.to(tl.float32) > t, a, 0)
+        tl.store(maps + at, a, inside)
+        total += tl.sum(a.to(tl.float32), 1)
+    if (line >= RADIUS) & (line < H + RADIUS):
+        tl.store(s + (image * H + line - RADIUS) * W + x, total, x < W)
 
 
 @triton.jit
@@ -111,47 +121,78 @@ def _columns(
 
 
 @triton.jit
-def _add(
-    narrow, left, A, t, out, scale, image, p, r, first, last, C, P,
-    RANK: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
+def _shift(
+    columns, narrow, W, M, whole,
+    PARTS: tl.constexpr, TILE: tl.constexpr, RADIUS: tl.constexpr, RANK: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """out += rho * scale * left @ narrow, for channels first .. last at positions p."""
-    for start in range(first, last, BC):
-        k = start + tl.arange(0, BC)
-        at = image * C * P + k[:, None] * P + p[None, :]
-        inside = (k < C)[:, None] & (p < P)[None, :]
-        a = tl.load(A + at, inside, 0).to(tl.float32)
-        before = tl.load(out + at, inside, 0).to(tl.float32)
-        weights = tl.load(left + k[:, None] * RANK + r[None, :], (k < C)[:, None] & (r < RANK)[None, :], 0)
-        delta = dot(weights, narrow, tl.zeros([BC, p.shape[0]], tl.float32), PRECISION) * scale
-        tl.store(out + at, (before + tl.where(a > t, delta, 0)).to(out.dtype.element_ty), inside)
+    """The shifted sum of columns (PARTS, M, S*R): narrow (M, R)."""
+    SIDE: tl.constexpr = 2 * RADIUS + 1
+    m, r = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, RANK)
+    low = tl.zeros([BM, RANK], tl.float32)
+    for dx in tl.static_range(SIDE):
+        to, u = m + (dx - RADIUS), m % W + (dx - RADIUS)
+        inside = (m < M) & (u >= 0) & (u < W)
+        at = columns + to.to(tl.int64)[:, None] * (SIDE * RANK) + dx * RANK + r[None, :]
+        low += tl.load(at, inside[:, None], 0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            cut = inside & (to >= whole * TILE)
+            low += tl.load(at + tl.cast(M, tl.int64) * (part * SIDE * RANK), cut[:, None], 0).to(tl.float32)
+    tl.store(narrow + m[:, None] * RANK + r[None, :], low.to(narrow.dtype.element_ty), (m < M)[:, None])
 
 
 @triton.jit
-def _widen_columns(
-    columns, left, A, t_in, out, scale, C, H, W, M, whole, per,
-    PARTS: tl.constexpr, TILE: tl.constexpr, RADIUS: tl.constexpr, RANK: tl.constexpr, BP: tl.constexpr,
-    BC: tl.constexpr,
+def _line(base, row, inside, H, stride):
+    """One row of positions, all channels of a tile; zeros outside the map."""
+    here = row + tl.zeros(inside.shape, tl.int32)
+    return tl.load(base + row * stride, inside & (here >= 0) & (here < H), 0).to(tl.float32)
+
+
+@triton.jit
+def _others(a, s, row, x, t, keep, H, W):
+    """The sum of all channels, less most of channel k itself, along one row."""
+    here = row + tl.zeros(x.shape, tl.int32)
+    total = tl.load(s + row * W + x, (x < W) & (here >= 0) & (here < H), 0)
+    return total[:, None] - keep * tl.where(a > t, a, 0)
+
+
+@triton.jit
+def _box(
+    A, s, t_in, narrow, left, out, keep, scale, C, H, W, rows,
+    RADIUS: tl.constexpr, RANK: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """out += rho * scale * left @ (the shifted sum of columns). columns (PARTS, M, S*R); A and out (B, C, P)."""
-    SIDE: tl.constexpr = 2 * RADIUS + 1
-    P = H * W
-    p, r, image = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, RANK), tl.program_id(2).to(tl.int64)
-    low = tl.zeros([BP, RANK], tl.float32)
-    for dx in tl.static_range(SIDE):
-        m, u = image * P + p + (dx - RADIUS), p % W + (dx - RADIUS)
-        inside = (p < P) & (u >= 0) & (u < W)
-        at = columns + m[:, None] * (SIDE * RANK) + dx * RANK + r[None, :]
-        low += tl.load(at, inside[:, None], 0).to(tl.float32)
-        for part in tl.static_range(1, PARTS):
-            cut = inside & (m >= whole * TILE)
-            low += tl.load(at + tl.cast(M, tl.int64) * (part * SIDE * RANK), cut[:, None], 0).to(tl.float32)
-    narrow = tl.trans(low.to(left.dtype.element_ty))
-    first = tl.program_id(1) * per
-    _add(
-        narrow, left, A, tl.load(t_in + image), out, scale, image, p, r, first, tl.minimum(first + per, C), C, P,
-        RANK, BC, "tf32",
-    )  # fmt: skip
+    """C_T of BC channels of one image, `rows` rows of them: rho * scale * (the direct sums + left @ narrow).
+
+    A and out (B, P, C), narrow (B, P, R), left (C, R). The running sums go to the matrix units as two bfloat16 each.
+    """
+    image = tl.program_id(2)
+    c, x, r = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, BW), tl.arange(0, RANK)
+    inside = (x < W)[:, None] & (c < C)[None, :]
+    start = image.to(tl.int64) * H * W * C + x[:, None] * C + c[None, :]
+    base, stride = A + start, W * C
+    s += image * H * W
+    narrow += image * H * W * RANK + x[:, None] * RANK + r[None, :]
+    t = tl.load(t_in + image)
+    band = tl.where(tl.abs(x[:, None] - x[None, :]) <= RADIUS, 1.0, 0.0).to(tl.bfloat16)
+    weights = tl.load(left + c[None, :] * RANK + r[:, None], (c < C)[None, :], 0)
+    first = tl.program_id(1) * rows
+    ahead = _line(base, first + RADIUS, inside, H, stride)
+    window = tl.zeros([BW, BC], tl.float32)
+    for step in range(2 * RADIUS):
+        row = first + step - RADIUS
+        window += _others(_line(base, row, inside, H, stride), s, row, x, t, keep, H, W)
+    for step in range(tl.minimum(rows, H - first)):
+        row = first + step
+        window += _others(ahead, s, row + RADIUS, x, t, keep, H, W)
+        ahead = _line(base, row + RADIUS + 1, inside, H, stride)  # on its way while this row is done
+        low = tl.load(narrow + row * W * RANK, (x < W)[:, None], 0)
+        found = dot(low, weights, tl.zeros([BW, BC], tl.float32), "tf32")
+        most = window.to(tl.bfloat16)
+        found = dot(band, most, found, "tf32")
+        found = dot(band, (window - most.to(tl.float32)).to(tl.bfloat16), found, "tf32")
+        rho = _line(base, row, inside, H, stride) > t
+        tl.store(out + start + row * stride, tl.where(rho, found * scale, 0).to(out.dtype.element_ty), inside)
+        leaving = _line(base, row - RADIUS, inside, H, stride)
+        window -= _others(leaving, s, row - RADIUS, x, t, keep, H, W)
 
 
 @triton.jit
@@ -173,12 +214,20 @@ def _widen(
             inside = (r < RANK)[:, None] & ((p < P) & (v >= 0) & (v < H) & (u >= 0) & (u < W))[None, :]
             line = (dy * SIDE + dx) * RANK + r
             low += tl.load(thin + line[:, None] * P + (v * W + u)[None, :], inside, 0).to(tl.float32)
-    narrow = low.to(left.dtype.element_ty)
-    _add(narrow, left, A, tl.load(t_in + image), out, scale, image, p, r, 0, C, C, P, RANK, BC, PRECISION)
+    narrow, t = low.to(left.dtype.element_ty), tl.load(t_in + image)
+    for start in range(0, C, BC):
+        k = start + tl.arange(0, BC)
+        at = image * C * P + k[:, None] * P + p[None, :]
+        inside = (k < C)[:, None] & (p < P)[None, :]
+        a = tl.load(A + at, inside, 0).to(tl.float32)
+        before = tl.load(out + at, inside, 0).to(tl.float32)
+        weights = tl.load(left + k[:, None] * RANK + r[None, :], (k < C)[:, None] & (r < RANK)[None, :], 0)
+        delta = dot(weights, narrow, tl.zeros([BC, BP], tl.float32), PRECISION) * scale
+        tl.store(out + at, (before + tl.where(a > t, delta, 0)).to(out.dtype.element_ty), inside)
 
 
 def _thresholds(A: Tensor, threshold: Tensor | None) -> Tensor:
-    t = A.float().mean((1, 2, 3)) if threshold is None else threshold.to(A.device, torch.float32)
+    t = A.mean((1, 2, 3), dtype=torch.float32) if threshold is None else threshold.to(A.device, torch.float32)
     return t.expand(A.shape[0]).contiguous()
 
 
@@ -219,44 +268,58 @@ def _processors(device: torch.device) -> int:
 
 
 def factored(
-    A: Tensor, left: Tensor, right: Tensor, threshold: Tensor | None, eps: float, divisor: float, cut: int = 4
+    A: Tensor,
+    left: Tensor,
+    right: Tensor,
+    threshold: Tensor | None,
+    eps: float,
+    divisor: float,
+    cut: int = 4,
+    planes: int = 64,
+    rows: int = 12,
 ) -> Tensor | None:
-    """C_T with F = direct + left @ right: left (C, R), right (R, C, S, S); None for what is not covered."""
+    """C_T with F = direct + left @ right: left (C, R), right (R, C, S, S); None for what is not covered.
+
+    In 16 bits it is channels-last.
+    """
     R, C, side, _ = right.shape
-    if R > 64:
-        return None
-    A = A.contiguous()
-    done = direct.tensor(A, side // 2, threshold, eps, divisor)
-    if done is None:
-        return None
-    out, t = done
-    narrow = derived(left, f"narrow {A.dtype}", lambda: left.to(A.dtype).contiguous())
     radius, B, (H, W) = side // 2, len(A), A.shape[2:]
+    if R > 64 or not direct.fits(A, radius):
+        return None
+    narrow = derived(left, f"narrow {A.dtype}", lambda: left.to(A.dtype).contiguous())
     wide = 2 * radius * R
     if A.dtype.itemsize == 2 and C % 64 == 0 and R in (16, 32) and 16 <= wide <= 256 and wide & (wide - 1) == 0:
+        A = A.contiguous(memory_format=torch.channels_last)
+        t, s = _thresholds(A, threshold), A.new_empty(B, H * W, dtype=torch.float32)
+        width = max(16, int(triton.next_power_of_2(W)))
         maps = A.new_empty(B, H + 2 * radius, W, C)
-        _lines[H + 2 * radius, triton.cdiv(C, 128), B](
-            A, t, maps, C, H, W, RADIUS=radius, BC=128, BW=max(16, int(triton.next_power_of_2(W))), num_warps=4
-        )  # fmt: skip
+        _lines[H + 2 * radius, B](A, t, maps, s, C, H, W, RADIUS=radius, BC=4096 // width, BW=width, num_warps=4)
 
-        def rows() -> Tensor:
+        def lines() -> Tensor:
             return right.to(A.dtype).permute(2, 1, 3, 0).reshape(side * C, side * R).contiguous()  # (dy c, dx r)
 
         BM, M = 128, B * H * W
         tiles, processors = triton.cdiv(M, BM), _processors(A.device)
         whole = tiles // processors * processors
         parts = min(cut, side, max(1, processors // (tiles - whole))) if tiles > whole else 1
-        columns = A.new_empty(parts, M, side * R)
+        columns, thin = A.new_empty(parts, M, side * R), A.new_empty(M, R)
         _columns[(whole + (tiles - whole) * parts,)](
-            maps, derived(right, f"rows {A.dtype}", rows), columns, C, H, W, M, whole, parts,
+            maps, derived(right, f"lines {A.dtype}", lines), columns, C, H, W, M, whole, parts,
             RADIUS=radius, RANK=R, BM=BM, BK=64, num_warps=8, num_stages=4,
         )  # fmt: skip
-        per = triton.cdiv(C, 128) * 64
-        _widen_columns[triton.cdiv(H * W, 64), triton.cdiv(C, per), B](
-            columns, narrow, A, t, out, 1 / divisor, C, H, W, M, whole, per,
-            PARTS=parts, TILE=BM, RADIUS=radius, RANK=R, BP=64, BC=64, num_warps=4,
+        _shift[(triton.cdiv(M, 64),)](
+            columns, thin, W, M, whole, PARTS=parts, TILE=BM, RADIUS=radius, RANK=R, BM=64, num_warps=4
+        )  # fmt: skip
+        out = torch.empty_like(A, memory_format=torch.channels_last)
+        _box[triton.cdiv(C, planes), triton.cdiv(H, rows), B](
+            A, s, t, thin, narrow, out, 1 - eps, 1 / divisor, C, H, W, rows,
+            RADIUS=radius, RANK=R, BC=planes, BW=width, num_warps=4,
         )  # fmt: skip
         return out
+    done = direct.tensor(A, radius, threshold, eps, divisor)
+    assert done is not None
+    out, t = done
+    A = A.contiguous()
     a = (A * A.gt(t[:, None, None, None])).flatten(2)
     taps = derived(right, f"taps {A.dtype}", lambda: right.to(A.dtype).permute(2, 3, 0, 1).reshape(-1, C).contiguous())
     thin = torch.matmul(taps, a)  # (B, S*S*R, HW)
