@@ -80,7 +80,8 @@ def extract(
     """Decode items and describe them in batches (B, 3, H, W) of one shape and at most `batch_pixels` pixels.
 
     At most `hold_pixels` (8 batches) wait for others of their shape; past that the fullest shape goes ahead.
-    `overlap`: describe in a thread of its own while the next batches are put together, as keeps a GPU busy.
+    `overlap`: two threads put batches together and describe them, on streams of their own where there is a GPU, which
+    so has the next batch when it is done with one.
     """
     batches = _batches(
         decode(items, size=size, min_side=min_side, workers=workers), batch_pixels, hold_pixels or 8 * batch_pixels
@@ -89,21 +90,26 @@ def extract(
         for batch in batches:
             yield batch if isinstance(batch, Bad) else Batch(batch[0], describe(_stack(batch[1])))
         return
-    with ThreadPoolExecutor(1, "describe") as runner:
+    with ThreadPoolExecutor(2, "describe", _own_stream) as runner:
         running: deque[tuple[list[Item], Future[T]]] = deque()
         try:
             for batch in batches:
                 if isinstance(batch, Bad):
                     yield batch
                     continue
-                running.append((batch[0], runner.submit(describe, _stack(batch[1]))))
-                if len(running) > 2:
+                running.append((batch[0], runner.submit(lambda pixels: describe(_stack(pixels)), batch[1])))
+                if len(running) > 3:  # two are being described, one waits
                     members, future = running.popleft()
                     yield Batch(members, future.result())
             for members, future in running:
                 yield Batch(members, future.result())
         finally:
             runner.shutdown(wait=False, cancel_futures=True)
+
+
+def _own_stream() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]  # of this thread
 
 
 def _batches(

@@ -449,14 +449,15 @@ def examine(source: Source, candidate: Candidate) -> Examined:
 
 def describe_items(descriptor: Descriptor, seen: Iterable[Examined], workers: int) -> Iterator[Described]:
     """Decode and describe, batched by shape."""
+    overlap = descriptor.device.type == "cuda"
     for done in extract(
         (Item(one, one.picture) for one in seen if one.picture is not None),
         _describer(descriptor),
         size=descriptor.config.size,
         min_side=descriptor.backbone.stride,
         workers=workers,
-        batch_pixels=BATCH_PIXELS[descriptor.device.type],
-        overlap=descriptor.device.type == "cuda",
+        batch_pixels=BATCH_PIXELS[descriptor.device.type] // (1 + overlap),  # two batches are on the GPU at a time
+        overlap=overlap,
     ):
         if isinstance(done, Bad):
             yield done.item.key, done.reason

@@ -35,8 +35,8 @@ __all__ = ["PARTS", "Form", "part", "sizes", "targets"]
 PARTS = ("direct", "linear", "learned", "factored", "segments", "shih")
 RANK = 32
 # What was not chosen as the default, measured beside it.
-DIRECT = ({"lag": 1}, {"lag": 8}, {"registers": 96}, {"planes": 32})
-LINEAR = ({"lag": 1}, {"lag": 8}, {"warps": 1}, {"segments": 1})
+DIRECT = ({"lag": 1}, {"width": 16}, {"registers": 64}, {"planes": 32})
+LINEAR = ({"warps": 1}, {"segments": 1})
 FACTORED = ({"cut": 1}, {"planes": 128}, {"rows": 24}, {"rows": 6})
 Row = dict[str, Any]
 _Found = TypeVar("_Found")

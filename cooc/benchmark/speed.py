@@ -284,8 +284,10 @@ class _Bench:
     def _kernels(self, name: str, channels: int, batch: int) -> list[Job]:
         inputs = self._inputs(channels, batch)
         narrow = [A.bfloat16() for A in inputs]
-        last = [A.contiguous(memory_format=torch.channels_last) for A in narrow] if name == "learned" else []
         size = channels, batch, self.positions, self.options.radius
+        forms = kernels.part(name, *size, self.device, self.bandwidth, self.rate)
+        wanted = any(form.last for form in forms)
+        last = [A.contiguous(memory_format=torch.channels_last) for A in narrow] if wanted else []
         return [
             Job(
                 form.name,
@@ -295,7 +297,7 @@ class _Bench:
                 graph=form.graph,
                 floor=form.floor,
             )
-            for form in kernels.part(name, *size, self.device, self.bandwidth, self.rate)
+            for form in forms
         ]
 
     def _sketch(self, channels: int, batch: int) -> list[Job]:

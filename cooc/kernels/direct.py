@@ -8,10 +8,11 @@ over channels, once for the box sums; the output is written once. Linear pooling
 
 so s, n, D and E come from one pass that needs the mean alone, and C_V and the weighted sum of A from another.
 
-All passes are one launch. Programs draw tickets, and tickets go through the batch image by image, where each pass is a
-few images (`lag`) behind the one before: A comes from memory for the first pass and from the L2 cache for the others.
-A program that needs what others make waits until enough of them have counted themselves as finished. Those have lower
-tickets, so they have begun: somebody can always go on.
+The passes of C_T are one launch. Programs draw tickets, and tickets go through the batch image by image, where each
+pass is a few images (`lag`) behind the one before: A comes from memory for the first pass and from the L2 cache for the
+others. A program that needs what others make waits until enough of them have counted themselves as finished. Those have
+lower tickets, so they have begun: somebody can always go on. (For linear pooling one launch was slower than four: what
+its long pass needs leaves the short ones too few programs.)
 
 A box sum runs down the rows of a plane: the window's columns are kept as running sums, which are then summed along the
 row. All sums are taken in a fixed order: two runs give the same bits.
@@ -27,10 +28,9 @@ from torch import Tensor
 __all__ = ["LARGEST", "fits", "linear_pooling", "tensor"]
 
 LARGEST = 64  # rows and columns of a map; larger ones, and radii past 16, are left to torch
-PARTS = 32  # partial sums of an image for its mean
-WIDTH = 32  # positions that one program sums over channels
-POOLED = 16  # channels that one program pools
-AHEAD = 5_000_000  # bytes of the images between two passes: what is made meanwhile, and less than the L2 cache
+PART = 12_288  # values of a partial sum for the mean, and how many of these there may be
+PARTS = 32, 128
+AHEAD = 13_000_000  # bytes of the images between two passes: what is made meanwhile, and less than the L2 cache
 
 
 @triton.jit
@@ -187,7 +187,7 @@ def _direct(
         elif item < parts + sections:
             _await(summed, parts)
             t = _threshold(sums + image * PARTS, t_out + image, mean_scale, item == parts, PARTS)
-            _channel_sum(A + start, t, s + image * P, item - parts, C, P, 128, BP)
+            _channel_sum(A + start, t, s + image * P, item - parts, C, P, 2 * BLOCK // BP, BP)
             _finish(added)
         else:
             _await(added, sections)
@@ -199,21 +199,33 @@ def _direct(
 
 
 @triton.jit
+def _sums(A, sums, n, chunk, BLOCK: tl.constexpr):
+    """Partial sums of each image: sums (B, parts)."""
+    image = tl.program_id(1)
+    _sum(A + image.to(tl.int64) * n, sums + image * tl.num_programs(0), tl.program_id(0), n, chunk, BLOCK)
+
+
+@triton.jit
 def _each(a, b, c, d, e, f):
     return a + d, b + e, c + f
 
 
 @triton.jit
 def _moments(
-    A, t, maps, own, block, slice, C, H, W, rows, RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr
+    A, sums, mean_scale, t_out, maps, own, C, H, W, rows,
+    PARTS: tl.constexpr, RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """s, n and D of BC channels: maps (3, P); E of each channel: own (C,)."""
-    k, columns = block * BC + tl.arange(0, BC), tl.max_contiguous(tl.arange(0, BW), 4)
+    """s, n and D of BC channels: maps (B, blocks, 3, P); E of each channel: own (B, segments, C); t (B,)."""
+    image = tl.num_programs(2) - 1 - tl.program_id(2)
+    t = tl.sum(tl.load(sums + image * PARTS + tl.arange(0, PARTS)), 0) * mean_scale
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+        tl.store(t_out + image, t)
+    k, columns = tl.program_id(0) * BC + tl.arange(0, BC), tl.max_contiguous(tl.arange(0, BW), 4)
     P = H * W
     inside = (k < C)[:, None] & (columns < W)[None, :]
-    base = A + k[:, None] * P + columns[None, :]
-    maps += columns
-    first = slice * rows
+    base = A + image.to(tl.int64) * C * P + k[:, None] * P + columns[None, :]
+    maps += (image * tl.num_programs(0) + tl.program_id(0)) * 3 * P + columns
+    first = tl.program_id(1) * rows
     ahead = _row(base, first + RADIUS, inside, H, W)
     beyond = _row(base, first + RADIUS + 1, inside, H, W)
     window = tl.zeros([BC, BW], tl.float32)
@@ -237,19 +249,20 @@ def _moments(
         tl.store(maps + 2 * P + row * W, D, columns < W)
         leaving = _row(base, row - RADIUS, inside, H, W)
         window -= tl.where(leaving > t, leaving, 0)
-    tl.store(own + k, tl.sum(mine, 1), k < C)
+    tl.store(own + (image * tl.num_programs(1) + tl.program_id(1)) * C + k, tl.sum(mine, 1), k < C)
 
 
 @triton.jit
 def _weights(
-    maps, weights, total, keep, scale, blocks, H, W,
+    maps, weights, totals, keep, scale, blocks, H, W,
     RADIUS: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """box(s) and alpha of an image: weights (2, P); the sum of S."""
+    """box(s) and alpha of each image: weights (B, 2, P); the sum of S: totals (B,)."""
+    image = tl.program_id(0)
     y, x = tl.arange(0, BH), tl.arange(0, BW)
     P = H * W
     at, inside = y[:, None] * W + x[None, :], (y < H)[:, None] & (x < W)[None, :]
-    maps += at
+    maps += image * blocks * 3 * P + at
     s = tl.zeros([BH, BW], tl.float32)
     n = tl.zeros([BH, BW], tl.float32)
     D = tl.zeros([BH, BW], tl.float32)
@@ -266,23 +279,27 @@ def _weights(
     S = tl.where(inside, tl.maximum(n * box - keep * D, 0), 0) * scale
     norm = tl.sqrt(tl.sum(tl.sum(S * S, 1), 0))
     alpha = tl.sqrt(S / tl.where(norm > 0, norm, 1))
-    tl.store(weights + at, box, inside)
-    tl.store(weights + P + at, alpha, inside)
-    tl.store(total, tl.sum(tl.sum(S, 1), 0))
+    tl.store(weights + image * 2 * P + at, box, inside)
+    tl.store(weights + image * 2 * P + P + at, alpha, inside)
+    tl.store(totals + image, tl.sum(tl.sum(S, 1), 0))
 
 
 @triton.jit
 def _pool(
-    A, t, weights, total, own, out, keep, scale, eps, block, slices, C, P,
-    SPATIAL: tl.constexpr, RARITY: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+    A, t_in, weights, totals, own, out, keep, scale, eps, C, P,
+    SEGMENTS: tl.constexpr, SPATIAL: tl.constexpr, RARITY: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """f(k) = beta(k) sum_p alpha(p) A(k,p), where SPATIAL and RARITY say whether alpha and beta count."""
-    k = block * BC + tl.arange(0, BC)
+    image = tl.program_id(1)
+    k = tl.program_id(0) * BC + tl.arange(0, BC)
+    t = tl.load(t_in + image)
+    base = A + image.to(tl.int64) * C * P
+    weights += image * 2 * P
     together = tl.zeros([BC, BP], tl.float32)
     pooled = tl.zeros([BC, BP], tl.float32)
     for start in range(0, P, BP):
         p = start + tl.arange(0, BP)
-        a = tl.load(A + k[:, None] * P + p[None, :], (k < C)[:, None] & (p < P)[None, :], 0).to(tl.float32)
+        a = tl.load(base + k[:, None] * P + p[None, :], (k < C)[:, None] & (p < P)[None, :], 0).to(tl.float32)
         if RARITY:
             box = tl.load(weights + p, p < P, 0)
             together += tl.where(a > t, box[None, :], 0)
@@ -294,62 +311,12 @@ def _pool(
     f = tl.sum(pooled, 1)
     if RARITY:
         E = tl.zeros([BC], tl.float32)
-        for slice in range(slices):
-            E += tl.load(own + slice * C + k, k < C, 0)
+        for segment in tl.static_range(SEGMENTS):
+            E += tl.load(own + (image * SEGMENTS + segment) * C + k, k < C, 0)
         C_V = tl.maximum(tl.sum(together, 1) - keep * E, 0) * scale
+        total = tl.load(totals + image)
         f *= -tl.log(eps + C_V / tl.where(total > 0, total, 1))
-    tl.store(out + k, f, k < C)
-
-
-@triton.jit
-def _linear(
-    A, state, sums, t_out, maps, own, weights, totals, out, mean_scale, keep, scale, eps,
-    B, C, H, W, chunk, rows, slices, lag,
-    PARTS: tl.constexpr, RADIUS: tl.constexpr, SPATIAL: tl.constexpr, RARITY: tl.constexpr, BLOCK: tl.constexpr,
-    BC: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, UNROLL: tl.constexpr, POOLED: tl.constexpr, BP: tl.constexpr,
-):  # fmt: skip
-    """Linear pooling of a batch: out (B, C). state as for `_direct`, of three passes.
-
-    sums (B, PARTS), t (B,), maps (B, blocks, 3, P), own (B, slices, C), weights (B, 2, P), totals (B,).
-    """
-    ticket = tl.atomic_add(state, 1, sem="relaxed")
-    blocks = tl.cdiv(C, BC)
-    middle = blocks * slices
-    each = PARTS + middle + 1 + tl.cdiv(C, POOLED)
-    step, item = ticket // each, ticket % each
-    passes = (item >= PARTS).to(tl.int32) + (item >= PARTS + middle).to(tl.int32) + (item > PARTS + middle).to(tl.int32)
-    image = step - passes * lag
-    if (image >= 0) & (image < B):
-        P = H * W
-        start = image.to(tl.int64) * C * P
-        summed = state + 1 + image
-        known, weighted = summed + B, summed + 2 * B
-        sums += image * PARTS
-        maps += image * blocks * 3 * P
-        own += image * slices * C
-        weights += image * 2 * P
-        if passes == 0:
-            _sum(A + start, sums, item, C * P, chunk, BLOCK)
-            _finish(summed)
-        elif passes == 1:
-            item -= PARTS
-            _await(summed, PARTS)
-            t = _threshold(sums, t_out + image, mean_scale, item == 0, PARTS)
-            block, slice = item // slices, item % slices
-            _moments(
-                A + start, t, maps + block * 3 * P, own + slice * C, block, slice, C, H, W, rows, RADIUS, BC, BW
-            )  # fmt: skip
-            _finish(known)
-        elif passes == 2:
-            _await(known, middle)
-            _weights(maps, weights, totals + image, keep, scale, blocks, H, W, RADIUS, BH, BW, UNROLL)
-            _finish(weighted)
-        else:
-            _await(weighted, 1)
-            _pool(
-                A + start, tl.load(t_out + image), weights, tl.load(totals + image), own, out + image * C,
-                keep, scale, eps, item - (PARTS + middle + 1), slices, C, P, SPATIAL, RARITY, POOLED, BP,
-            )  # fmt: skip
+    tl.store(out + image * C + k, f, k < C)
 
 
 def fits(A: Tensor, radius: int) -> bool:
@@ -369,8 +336,8 @@ def _power(n: int, least: int = 16) -> int:
     return max(least, int(triton.next_power_of_2(n)))
 
 
-def _lag(A: Tensor) -> int:
-    return min(len(A) - 1, int(triton.cdiv(AHEAD, A[0].nbytes)))
+def _parts(A: Tensor) -> int:
+    return min(max(PARTS[0], _power(A[0].numel() // PART)), PARTS[1])
 
 
 def tensor(
@@ -380,28 +347,33 @@ def tensor(
     eps: float,
     divisor: float,
     lag: int | None = None,
+    width: int = 32,
     planes: int = 16,
-    registers: int = 64,
+    registers: int = 96,
 ) -> tuple[Tensor, Tensor] | None:
-    """C_T (B, C, H, W) in A's dtype, and the thresholds (B,); None for maps that the kernels do not cover."""
+    """C_T (B, C, H, W) in A's dtype, and the thresholds (B,); None for maps that the kernels do not cover.
+
+    What the kernel may choose: images between two passes, positions of a program that sums over channels, channels of
+    one that sums boxes, and its registers.
+    """
     if not fits(A, radius):
         return None
     A = A.contiguous()
     B, C, H, W = A.shape
-    lag = _lag(A) if lag is None else lag
+    lag = min(B - 1, int(triton.cdiv(AHEAD, A[0].nbytes)) if lag is None else lag)
     t, s, out = A.new_empty(B, dtype=torch.float32), A.new_empty(B, H * W, dtype=torch.float32), torch.empty_like(A)
     state = A.new_zeros(1 + 2 * B, dtype=torch.int32)
     if threshold is None:
-        sums, factor, parts = A.new_empty(B, PARTS, dtype=torch.float32), 1 / A[0].numel(), PARTS
+        parts = _parts(A)
+        sums, factor = A.new_empty(B, parts, dtype=torch.float32), 1 / A[0].numel()
     else:
         sums, factor, parts = threshold.to(A.device, torch.float32).expand(B).contiguous(), 1.0, 0
-    rows, sections = _rows(A, planes), triton.cdiv(H * W, WIDTH)
+    rows, sections = _rows(A, planes), triton.cdiv(H * W, width)
     slices = triton.cdiv(H, rows)
-    each = parts + sections + triton.cdiv(C, planes) * slices
-    _direct[((B + 2 * lag) * each,)](
+    _direct[((B + 2 * lag) * (parts + sections + triton.cdiv(C, planes) * slices),)](
         A, state, sums, t, s, out, factor, 1 - eps, 1 / divisor,
-        B, C, H, W, parts, triton.cdiv(A[0].numel(), PARTS), sections, rows, slices, lag,
-        PARTS=max(parts, 1), RADIUS=radius, BLOCK=512 * (planes // 4), BP=WIDTH, BC=planes, BW=_power(W),
+        B, C, H, W, parts, triton.cdiv(A[0].numel(), max(parts, 1)), sections, rows, slices, lag,
+        PARTS=max(parts, 1), RADIUS=radius, BLOCK=128 * planes, BP=width, BC=planes, BW=_power(W),
         num_warps=planes // 4, maxnreg=registers,
     )  # fmt: skip
     return out, t
@@ -416,7 +388,6 @@ def linear_pooling(
     rarity_eps: float,
     spatial: bool,
     rarity: bool,
-    lag: int | None = None,
     warps: int = 0,
     segments: int = 0,
 ) -> Tensor | None:
@@ -425,7 +396,6 @@ def linear_pooling(
         return None
     A = A.contiguous()
     B, C, H, W = A.shape
-    lag = _lag(A) if lag is None else lag
     warps = warps or (4 if B * C >= 8192 else 1)  # few planes: a program on every multiprocessor
     planes = 4 * warps * (4 if W <= 32 else 2)  # as many as the registers hold
     blocks = triton.cdiv(C, planes)
@@ -435,14 +405,20 @@ def linear_pooling(
     def floats(*shape: int) -> Tensor:
         return A.new_empty(shape, dtype=torch.float32)
 
-    out = floats(B, C)
-    _linear[((B + 3 * lag) * (PARTS + blocks * slices + 1 + triton.cdiv(C, POOLED)),)](
-        A, A.new_zeros(1 + 3 * B, dtype=torch.int32), floats(B, PARTS), floats(B), floats(B, blocks, 3, H * W),
-        floats(B, slices, C), floats(B, 2, H * W), floats(B), out,
-        1 / A[0].numel(), 1 - eps, 1 / divisor, rarity_eps,
-        B, C, H, W, triton.cdiv(A[0].numel(), PARTS), rows, slices, lag,
-        PARTS=PARTS, RADIUS=radius, SPATIAL=spatial, RARITY=rarity, BLOCK=512 * warps, BC=planes, BH=_power(H),
-        BW=_power(W), UNROLL=8 if H * W <= 1024 else 2, POOLED=POOLED, BP=64 * warps,
-        num_warps=warps, maxnreg=128 if W <= 32 else 200,
+    parts = _parts(A)
+    sums, t, totals, out = floats(B, parts), floats(B), floats(B), floats(B, C)
+    maps, own, weights = floats(B, blocks, 3, H * W), floats(B, slices, C), floats(B, 2, H * W)
+    _sums[parts, B](A, sums, A[0].numel(), triton.cdiv(A[0].numel(), parts), BLOCK=2048, num_warps=4)
+    _moments[blocks, slices, B](
+        A, sums, 1 / A[0].numel(), t, maps, own, C, H, W, rows,
+        PARTS=parts, RADIUS=radius, BC=planes, BW=_power(W), num_warps=warps, maxnreg=128 if W <= 32 else 200,
+    )  # fmt: skip
+    _weights[(B,)](
+        maps, weights, totals, 1 - eps, 1 / divisor, blocks, H, W,
+        RADIUS=radius, BH=_power(H), BW=_power(W), UNROLL=8 if H * W <= 1024 else 2, num_warps=8,
+    )  # fmt: skip
+    _pool[triton.cdiv(C, 8), B](
+        A, t, weights, totals, own, out, 1 - eps, 1 / divisor, rarity_eps, C, H * W,
+        SEGMENTS=slices, SPATIAL=spatial, RARITY=rarity, BC=8, BP=256, num_warps=4,
     )  # fmt: skip
     return out

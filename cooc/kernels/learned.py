@@ -5,11 +5,12 @@ and the sum runs over S*S taps times the input channels; maps are laid out posit
 so a tap is a shift by whole rows. The mask and the division are its epilogue.
 
 Factored, direct + left @ right: a convolution to R channels would fetch its input S*S times for R columns, too few for
-the matrix units. In 16 bits the S taps of a row become columns: a convolution by S x 1 to S*R columns, which fetches
-its input S times; the S shifted results are added up afterwards. Maps stay position by position, as networks give them
-there: what the convolution reads and the sum over channels are made in one pass, and the box sums of the direct tensor,
-whose windows along a row are a product with a band of ones, take up the sum widened to C channels before C_T is
-written, once. In float32 all taps are one plain product, (S*S*R, C) @ (C, HW), and what is widened is added to C_T.
+the matrix units. In 16 bits the taps of a row become columns: a convolution by S x 1 to (S-1)*R columns, which fetches
+its input S times; the last taps of all rows are one plain product to S*R columns. The shifted results of both are added
+up afterwards. Maps stay position by position, as networks give them there: what the convolution reads and the sum over
+channels are made in one pass, and the box sums of the direct tensor, whose windows along a row are a product with a
+band of ones, take up the sum widened to C channels before C_T is written, once. In float32 all taps are one plain
+product, (S*S*R, C) @ (C, HW), and what is widened is added to C_T.
 """
 
 from __future__ import annotations
@@ -88,15 +89,13 @@ def _lines(A, t_in, maps, s, C, H, W, RADIUS: tl.constexpr, BC: tl.constexpr, BW
 @triton.jit
 def _columns(
     maps, taps, out, C, H, W, M, whole, parts,
-    RADIUS: tl.constexpr, RANK: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    RADIUS: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The S x 1 convolution: taps (S*C, S*R), out (parts, M, S*R).
+    """The S x 1 convolution to N columns: taps (S*C, N), out (parts, M, N).
 
     Tiles come in whole waves of programs; those of the last, incomplete one are cut in `parts` along the sum.
     """
     SIDE: tl.constexpr = 2 * RADIUS + 1
-    BN: tl.constexpr = 2 * RADIUS * RANK  # a power of two; the last RANK columns are a second, thin product
-    N: tl.constexpr = SIDE * RANK
     rest = tl.maximum(tl.program_id(0) - whole, 0)
     cut = tl.program_id(0) >= whole
     tile = tl.where(cut, whole + rest // parts, tl.program_id(0))
@@ -104,39 +103,41 @@ def _columns(
     steps = C // BK
     first = tl.where(cut, part * SIDE // parts, 0) * steps
     last = tl.where(cut, (part + 1) * SIDE // parts, SIDE) * steps
-    m, n, r, c = tile * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, RANK), tl.arange(0, BK)
+    m, n, c = tile * BM + tl.arange(0, BM), tl.arange(0, N), tl.arange(0, BK)
     position = tl.minimum(m, M - 1)
     corner = (position // (H * W) * (H + 2 * RADIUS) * W + position % (H * W)).to(tl.int64) * C
     left = maps + corner[:, None] + c[None, :]
-    right = taps + c[:, None] * N
-    most = tl.zeros([BM, BN], tl.float32)
-    others = tl.zeros([BM, RANK], tl.float32)
+    right = taps + c[:, None] * N + n[None, :]
+    total = tl.zeros([BM, N], tl.float32)
     for step in range(first, last):
         a = tl.load(left + (step // steps * W * C + step % steps * BK))
-        most = dot(a, tl.load(right + step * BK * N + n[None, :]), most, "tf32")
-        others = dot(a, tl.load(right + step * BK * N + BN + r[None, :]), others, "tf32")
-    to = out + (part * M + m).to(tl.int64)[:, None] * N
-    tl.store(to + n[None, :], most.to(out.dtype.element_ty), (m < M)[:, None])
-    tl.store(to + BN + r[None, :], others.to(out.dtype.element_ty), (m < M)[:, None])
+        total = dot(a, tl.load(right + step * BK * N), total, "tf32")
+    to = out + (part * M + m).to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), (m < M)[:, None])
 
 
 @triton.jit
 def _shift(
-    columns, narrow, W, M, whole,
+    columns, ends, narrow, H, W, M, whole,
     PARTS: tl.constexpr, TILE: tl.constexpr, RADIUS: tl.constexpr, RANK: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """The shifted sum of columns (PARTS, M, S*R): narrow (M, R)."""
+    """The shifted sum of columns (PARTS, M, (S-1)*R) and ends (B*(H+2r)*W, S*R), the last taps: narrow (M, R)."""
     SIDE: tl.constexpr = 2 * RADIUS + 1
     m, r = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, RANK)
     low = tl.zeros([BM, RANK], tl.float32)
-    for dx in tl.static_range(SIDE):
+    for dx in tl.static_range(SIDE - 1):
         to, u = m + (dx - RADIUS), m % W + (dx - RADIUS)
         inside = (m < M) & (u >= 0) & (u < W)
-        at = columns + to.to(tl.int64)[:, None] * (SIDE * RANK) + dx * RANK + r[None, :]
+        at = columns + to.to(tl.int64)[:, None] * ((SIDE - 1) * RANK) + dx * RANK + r[None, :]
         low += tl.load(at, inside[:, None], 0).to(tl.float32)
         for part in tl.static_range(1, PARTS):
             cut = inside & (to >= whole * TILE)
-            low += tl.load(at + tl.cast(M, tl.int64) * (part * SIDE * RANK), cut[:, None], 0).to(tl.float32)
+            low += tl.load(at + tl.cast(M, tl.int64) * (part * (SIDE - 1) * RANK), cut[:, None], 0).to(tl.float32)
+    inside = (m < M) & (m % W + RADIUS < W)
+    first = m // (H * W) * (H + 2 * RADIUS) * W + m % (H * W) + RADIUS
+    at = ends + first.to(tl.int64)[:, None] * (SIDE * RANK) + r[None, :]
+    for dy in tl.static_range(SIDE):
+        low += tl.load(at + dy * (W * SIDE + 1) * RANK, inside[:, None], 0).to(tl.float32)
     tl.store(narrow + m[:, None] * RANK + r[None, :], low.to(narrow.dtype.element_ty), (m < M)[:, None])
 
 
@@ -162,7 +163,7 @@ def _box(
 ):  # fmt: skip
     """C_T of BC channels of one image, `rows` rows of them: rho * scale * (the direct sums + left @ narrow).
 
-    A and out (B, P, C), narrow (B, P, R), left (C, R). The running sums go to the matrix units as two bfloat16 each.
+    A and out (B, P, C), narrow (B, P, R), left (C, R).
     """
     image = tl.program_id(2)
     c, x, r = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, BW), tl.arange(0, RANK)
@@ -172,26 +173,25 @@ def _box(
     s += image * H * W
     narrow += image * H * W * RANK + x[:, None] * RANK + r[None, :]
     t = tl.load(t_in + image)
-    band = tl.where(tl.abs(x[:, None] - x[None, :]) <= RADIUS, 1.0, 0.0).to(tl.bfloat16)
+    band = tl.where(tl.abs(x[:, None] - x[None, :]) <= RADIUS, 1.0, 0.0)
     weights = tl.load(left + c[None, :] * RANK + r[:, None], (c < C)[None, :], 0)
     first = tl.program_id(1) * rows
     ahead = _line(base, first + RADIUS, inside, H, stride)
     window = tl.zeros([BW, BC], tl.float32)
-    for step in range(2 * RADIUS):
-        row = first + step - RADIUS
-        window += _others(_line(base, row, inside, H, stride), s, row, x, t, keep, H, W)
+    for pair in range(0, 2 * RADIUS, 2):
+        for step in tl.static_range(2):
+            row = first + pair + (step - RADIUS)
+            window += _others(_line(base, row, inside, H, stride), s, row, x, t, keep, H, W)
     for step in range(tl.minimum(rows, H - first)):
         row = first + step
+        here, leaving = _line(base, row, inside, H, stride), _line(base, row - RADIUS, inside, H, stride)
+        low = tl.load(narrow + row * W * RANK, (x < W)[:, None], 0)
         window += _others(ahead, s, row + RADIUS, x, t, keep, H, W)
         ahead = _line(base, row + RADIUS + 1, inside, H, stride)  # on its way while this row is done
-        low = tl.load(narrow + row * W * RANK, (x < W)[:, None], 0)
         found = dot(low, weights, tl.zeros([BW, BC], tl.float32), "tf32")
-        most = window.to(tl.bfloat16)
-        found = dot(band, most, found, "tf32")
-        found = dot(band, (window - most.to(tl.float32)).to(tl.bfloat16), found, "tf32")
-        rho = _line(base, row, inside, H, stride) > t
-        tl.store(out + start + row * stride, tl.where(rho, found * scale, 0).to(out.dtype.element_ty), inside)
-        leaving = _line(base, row - RADIUS, inside, H, stride)
+        found = dot(band, window, found, "tf32")
+        found = tl.where(here > t, found * scale, 0)
+        tl.store(out + start + row * stride, found.to(out.dtype.element_ty), inside)
         window -= _others(leaving, s, row - RADIUS, x, t, keep, H, W)
 
 
@@ -295,20 +295,24 @@ def factored(
         maps = A.new_empty(B, H + 2 * radius, W, C)
         _lines[H + 2 * radius, B](A, t, maps, s, C, H, W, RADIUS=radius, BC=4096 // width, BW=width, num_warps=4)
 
-        def lines() -> Tensor:
-            return right.to(A.dtype).permute(2, 1, 3, 0).reshape(side * C, side * R).contiguous()  # (dy c, dx r)
+        def lines() -> tuple[Tensor, Tensor]:
+            taps = right.to(A.dtype).permute(2, 1, 3, 0)  # (dy, c, dx, r)
+            ends = taps[:, :, -1].transpose(0, 1).reshape(C, side * R)
+            return taps[:, :, :-1].reshape(side * C, wide).contiguous(), ends.contiguous()
 
+        taps, ends = derived(right, f"lines {A.dtype}", lines)
         BM, M = 128, B * H * W
         tiles, processors = triton.cdiv(M, BM), _processors(A.device)
         whole = tiles // processors * processors
         parts = min(cut, side, max(1, processors // (tiles - whole))) if tiles > whole else 1
-        columns, thin = A.new_empty(parts, M, side * R), A.new_empty(M, R)
+        columns, thin = A.new_empty(parts, M, wide), A.new_empty(M, R)
         _columns[(whole + (tiles - whole) * parts,)](
-            maps, derived(right, f"lines {A.dtype}", lines), columns, C, H, W, M, whole, parts,
-            RADIUS=radius, RANK=R, BM=BM, BK=64, num_warps=8, num_stages=4,
+            maps, taps, columns, C, H, W, M, whole, parts,
+            RADIUS=radius, N=wide, BM=BM, BK=64, num_warps=8, num_stages=4,
         )  # fmt: skip
         _shift[(triton.cdiv(M, 64),)](
-            columns, thin, W, M, whole, PARTS=parts, TILE=BM, RADIUS=radius, RANK=R, BM=64, num_warps=4
+            columns, maps.view(-1, C) @ ends, thin, H, W, M, whole,
+            PARTS=parts, TILE=BM, RADIUS=radius, RANK=R, BM=64, num_warps=4,
         )  # fmt: skip
         out = torch.empty_like(A, memory_format=torch.channels_last)
         _box[triton.cdiv(C, planes), triton.cdiv(H, rows), B](
