@@ -75,22 +75,22 @@ def extract(
     workers: int = 0,
     batch_pixels: int = 1 << 20,
     hold_pixels: int | None = None,
-    overlap: bool = False,
+    threads: int = 0,
 ) -> Iterator[Batch[T] | Bad]:
     """Decode items and describe them in batches (B, 3, H, W) of one shape and at most `batch_pixels` pixels.
 
     At most `hold_pixels` (8 batches) wait for others of their shape; past that the fullest shape goes ahead.
-    `overlap`: two threads put batches together and describe them, on streams of their own where there is a GPU, which
-    so has the next batch when it is done with one.
+    `threads` put batches together and describe them meanwhile, as keeps a GPU busy. Two have streams of their own there,
+    so that the next batch has arrived when one is done; what `describe` returns must have left the GPU then.
     """
     batches = _batches(
         decode(items, size=size, min_side=min_side, workers=workers), batch_pixels, hold_pixels or 8 * batch_pixels
     )
-    if not overlap:
+    if not threads:
         for batch in batches:
             yield batch if isinstance(batch, Bad) else Batch(batch[0], describe(_stack(batch[1])))
         return
-    with ThreadPoolExecutor(2, "describe", _own_stream) as runner:
+    with ThreadPoolExecutor(threads, "describe", _own_stream if threads > 1 else None) as runner:
         running: deque[tuple[list[Item], Future[T]]] = deque()
         try:
             for batch in batches:
@@ -98,7 +98,7 @@ def extract(
                     yield batch
                     continue
                 running.append((batch[0], runner.submit(lambda pixels: describe(_stack(pixels)), batch[1])))
-                if len(running) > 3:  # two are being described, one waits
+                if len(running) > threads + 1:
                     members, future = running.popleft()
                     yield Batch(members, future.result())
             for members, future in running:

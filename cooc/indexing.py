@@ -449,15 +449,15 @@ def examine(source: Source, candidate: Candidate) -> Examined:
 
 def describe_items(descriptor: Descriptor, seen: Iterable[Examined], workers: int) -> Iterator[Described]:
     """Decode and describe, batched by shape."""
-    overlap = descriptor.device.type == "cuda"
+    threads = 2 if descriptor.device.type == "cuda" else 0
     for done in extract(
         (Item(one, one.picture) for one in seen if one.picture is not None),
         _describer(descriptor),
         size=descriptor.config.size,
         min_side=descriptor.backbone.stride,
         workers=workers,
-        batch_pixels=BATCH_PIXELS[descriptor.device.type] // (1 + overlap),  # two batches are on the GPU at a time
-        overlap=overlap,
+        batch_pixels=BATCH_PIXELS[descriptor.device.type] // max(1, threads),  # so many batches at a time
+        threads=threads,
     ):
         if isinstance(done, Bad):
             yield done.item.key, done.reason

@@ -150,7 +150,7 @@ def activations(items: list[Item], backbone: Activations, size: int, workers: in
         min_side=backbone.stride,
         workers=workers,
         batch_pixels=pixels,
-        overlap=device.type != "cpu",
+        threads=int(device.type != "cpu"),
     ):
         if isinstance(batch, Bad):
             sys.exit(f"An experiment needs all of its pictures. {batch.reason}")
