@@ -80,8 +80,8 @@ def extract(
     """Decode items and describe them in batches (B, 3, H, W) of one shape and at most `batch_pixels` pixels.
 
     At most `hold_pixels` (8 batches) wait for others of their shape; past that the fullest shape goes ahead.
-    `threads` put batches together and describe them meanwhile, as keeps a GPU busy. Two have streams of their own there,
-    so that the next batch has arrived when one is done; what `describe` returns must have left the GPU then.
+    `threads` put batches together and describe them meanwhile, as keeps a GPU busy. Two have streams of their own
+    there, so that the next batch has arrived when one is done; what `describe` returns must have left the GPU then.
     """
     batches = _batches(
         decode(items, size=size, min_side=min_side, workers=workers), batch_pixels, hold_pixels or 8 * batch_pixels
