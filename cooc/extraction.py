@@ -83,12 +83,13 @@ def extract(
     `threads` put batches together and describe them meanwhile, as keeps a GPU busy. Two have streams of their own
     there, so that the next batch has arrived when one is done; what `describe` returns must have left the GPU then.
     """
-    batches = _batches(
-        decode(items, size=size, min_side=min_side, workers=workers), batch_pixels, hold_pixels or 8 * batch_pixels
-    )
+    hold_pixels = hold_pixels or 8 * batch_pixels
+    held = hold_pixels + (threads + 2) * batch_pixels  # pixels that wait or are being described
+    pictures = _decoded(items, size, min_side, workers, 2 * held // max(size, min_side) ** 2)
+    batches = _batches(pictures, batch_pixels, hold_pixels)
     if not threads:
         for batch in batches:
-            yield batch if isinstance(batch, Bad) else Batch(batch[0], describe(_stack(batch[1])))
+            yield batch if isinstance(batch, Bad) else Batch(_items(batch), describe(_stack(batch)))
         return
     with ThreadPoolExecutor(threads, "describe", _own_stream if threads > 1 else None) as runner:
         running: deque[tuple[list[Item], Future[T]]] = deque()
@@ -97,7 +98,7 @@ def extract(
                 if isinstance(batch, Bad):
                     yield batch
                     continue
-                running.append((batch[0], runner.submit(lambda pixels: describe(_stack(pixels)), batch[1])))
+                running.append((_items(batch), runner.submit(lambda decoded: describe(_stack(decoded)), batch)))
                 if len(running) > threads + 1:
                     members, future = running.popleft()
                     yield Batch(members, future.result())
@@ -112,38 +113,46 @@ def _own_stream() -> None:
         torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]  # of this thread
 
 
-def _batches(
-    decoded: Iterable[tuple[Item, Pixels | str]], batch_pixels: int, hold_pixels: int
-) -> Iterator[tuple[list[Item], list[Pixels]] | Bad]:
-    waiting: dict[tuple[int, ...], list[tuple[Item, Pixels]]] = {}
+class _Decoded(NamedTuple):
+    """A picture in memory that is lent: `give_back` says that it was copied."""
+
+    item: Item
+    pixels: Pixels
+    give_back: Callable[[], None]
+
+
+def _items(batch: list[_Decoded]) -> list[Item]:
+    return [decoded.item for decoded in batch]
+
+
+def _batches(pictures: Iterable[_Decoded | Bad], batch_pixels: int, hold_pixels: int) -> Iterator[list[_Decoded] | Bad]:
+    waiting: dict[tuple[int, ...], list[_Decoded]] = {}
     held = 0
-
-    def flush(shape: tuple[int, ...]) -> tuple[list[Item], list[Pixels]]:
-        members = waiting.pop(shape)
-        return [item for item, _ in members], [pixels for _, pixels in members]
-
-    for item, pixels in decoded:
-        if isinstance(pixels, str):
-            yield Bad(item, pixels)
+    for picture in pictures:
+        if isinstance(picture, Bad):
+            yield picture
             continue
-        shape, area = pixels.shape[:2], pixels.shape[0] * pixels.shape[1]
-        waiting.setdefault(shape, []).append((item, pixels))
+        shape = picture.pixels.shape[:2]
+        area = shape[0] * shape[1]
+        waiting.setdefault(shape, []).append(picture)
         held += area
         if (len(waiting[shape]) + 1) * area > batch_pixels:
             held -= len(waiting[shape]) * area
-            yield flush(shape)
+            yield waiting.pop(shape)
         elif held > hold_pixels:
             fullest = max(waiting, key=lambda s: len(waiting[s]) * s[0] * s[1])
             held -= len(waiting[fullest]) * fullest[0] * fullest[1]
-            yield flush(fullest)
-    for shape in list(waiting):
-        yield flush(shape)
+            yield waiting.pop(fullest)
+    yield from waiting.values()
 
 
-def _stack(pictures: list[Pixels]) -> Tensor:
+def _stack(batch: list[_Decoded]) -> Tensor:
     """(B, 3, H, W), in memory that a GPU copies from at full speed where there is one."""
-    images = torch.empty((len(pictures), *pictures[0].shape), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-    np.stack(pictures, out=images.numpy())
+    shape = (len(batch), *batch[0].pixels.shape)
+    images = torch.empty(shape, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    np.stack([decoded.pixels for decoded in batch], out=images.numpy())
+    for decoded in batch:
+        decoded.give_back()
     return images.permute(0, 3, 1, 2)
 
 
@@ -151,8 +160,19 @@ def decode(
     items: Iterable[Item], *, size: int, min_side: int = 1, workers: int = 0
 ) -> Iterator[tuple[Item, Pixels | str]]:
     """Items in order, each with its pixels (H, W, 3) or the reason why there are none."""
+    for picture in _decoded(items, size, min_side, workers, 0):
+        if isinstance(picture, Bad):
+            yield picture.item, picture.reason
+        else:
+            pixels = picture.pixels.copy()
+            picture.give_back()
+            yield picture.item, pixels
+
+
+def _decoded(items: Iterable[Item], size: int, min_side: int, workers: int, spare: int) -> Iterator[_Decoded | Bad]:
+    """Items in order. `spare` pictures may be kept at a time; past that, others come through a pipe."""
     ahead = 4 * max(workers, 1)
-    pool = _Pool(workers, ahead, size, min_side)
+    pool = _Pool(workers, ahead + spare, size, min_side)
     running: deque[tuple[Item, _Task]] = deque()
     try:
         for item in items:
@@ -175,11 +195,11 @@ class _Task(NamedTuple):
 class _Pool:
     """Processes that decode (workers import `images` alone, which starts fast and takes little memory), or threads."""
 
-    def __init__(self, workers: int, ahead: int, size: int, min_side: int) -> None:
-        self.arguments = workers, ahead, size, min_side
+    def __init__(self, workers: int, places: int, size: int, min_side: int) -> None:
+        self.arguments = workers, places, size, min_side
         self.executor: Executor
         if workers:
-            self.shared = Shared(ahead, 3 * max(size, min_side) ** 2)
+            self.shared = Shared(places, 3 * max(size, min_side) ** 2)
             context = multiprocessing.get_context("spawn")
             self.executor = ProcessPoolExecutor(workers, context, start, (self.shared.address,))
         else:
@@ -188,7 +208,7 @@ class _Pool:
 
     def submit(self, item: Item) -> _Task:
         _, _, size, min_side = self.arguments
-        place = self.shared.free.popleft() if self.shared.free else None
+        place = self.shared.free.pop() if self.shared.free else None  # the one that was used last
         try:
             return _Task(self.executor.submit(load, place, item.source, size, item.box, min_side), place)
         except BrokenExecutor as error:  # a worker died since the last result: `_first` sees to it in its turn
@@ -196,23 +216,29 @@ class _Pool:
             failed.set_exception(error)
             return _Task(failed, place)
 
-    def result(self, task: _Task) -> Pixels | str:
+    def result(self, item: Item, task: _Task) -> _Decoded | Bad:
         """The picture, or the reason why there is none. Whatever else one file does, it is one bad file."""
+        place, free = task.place, self.shared.free
+
+        def give_back() -> None:
+            if place is not None:
+                free.append(place)
+
         try:
             found = task.future.result()
-            if isinstance(found, tuple):
-                assert task.place is not None
-                return self.shared.take(task.place, found)
-            return found
         except BrokenExecutor:
             raise
         except CoocError as error:
-            return str(error)
+            give_back()
+            return Bad(item, str(error))
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        finally:
-            if task.place is not None:
-                self.shared.free.append(task.place)
+            give_back()
+            return Bad(item, f"{type(error).__name__}: {error}")
+        if place is None or not isinstance(found, tuple):
+            give_back()
+            assert not isinstance(found, tuple)
+            return _Decoded(item, found, lambda: None)
+        return _Decoded(item, self.shared.view(place, found), give_back)
 
     def anew(self) -> _Pool:
         """Another one, with memory of its own: a worker that is about to be ended may still write."""
@@ -224,20 +250,21 @@ class _Pool:
         self.shared.close()
 
 
-def _first(pool: _Pool, running: deque[tuple[Item, _Task]]) -> tuple[_Pool, tuple[Item, Pixels | str]]:
+def _first(pool: _Pool, running: deque[tuple[Item, _Task]]) -> tuple[_Pool, _Decoded | Bad]:
     """The oldest result. Where a worker died, its pool is made anew and what was under way is decoded one at a time,
     so that the file which kills a decoder is found out and the others are not blamed for it."""
     item, task = running.popleft()
     try:
-        return pool, (item, pool.result(task))
+        return pool, pool.result(item, task)
     except BrokenExecutor:
         pool = pool.anew()
+    result: _Decoded | Bad
     try:
-        result = pool.result(pool.submit(item))
+        result = pool.result(item, pool.submit(item))
     except BrokenExecutor:
         pool = pool.anew()
-        result = "Decoding this picture crashed the decoder. Leave the file out, or save it again."
+        result = Bad(item, "Decoding this picture crashed the decoder. Leave the file out, or save it again.")
     again = [(other, pool.submit(other)) for other, _ in running]
     running.clear()
     running.extend(again)
-    return pool, (item, result)
+    return pool, result

@@ -128,9 +128,11 @@ def load_image(
         x1 * w / width - outer[0],
         y1 * h / height - outer[1],
     )
-    with _pillow_switches(max_pixels):  # crop() has a pixel limit of its own
-        image = image.crop(outer)
-    image = image.resize(target, Image.Resampling.LANCZOS, box=inner)
+    if outer != (0, 0, w, h):
+        with _pillow_switches(max_pixels):  # crop() has a pixel limit of its own
+            image = image.crop(outer)
+    if target != image.size or inner != (0, 0, *image.size):
+        image = image.resize(target, Image.Resampling.LANCZOS, box=inner)
     return _pad(np.array(image), min_side, _name(source))
 
 
@@ -168,7 +170,8 @@ def _decode(source: Source, size: int | None, max_pixels: int) -> tuple[Image.Im
             image.load()
             width, height = image.size  # icons only know their size now
         _check_size(image.size, max_pixels, _name(source))
-        upright = _to_rgb(image)
+        plain = image.format in ("JPEG", "MPO") and image.mode == "RGB" and image is not source  # its own copy already
+        upright = image if plain else _to_rgb(image)
         if orientation in _TURNS:
             upright = upright.transpose(_TURNS[orientation])
         return upright, ((width, height) if orientation < 5 else (height, width))

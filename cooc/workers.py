@@ -50,9 +50,9 @@ class Shared:
         self.address = f"/proc/{os.getpid()}/fd/{self._file}"
         self.free.extend(Place(i * size, size) for i in range(count))
 
-    def take(self, place: Place, shape: tuple[int, ...]) -> Pixels:
-        """A copy of what a worker has put there."""
-        return _view(self._bytes, place, shape).copy()
+    def view(self, place: Place, shape: tuple[int, ...]) -> Pixels:
+        """What a worker has put there. It stays until the place is free again."""
+        return _view(self._bytes, place, shape)
 
     def close(self) -> None:
         """No further worker can join in."""

@@ -96,7 +96,7 @@ def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pyte
     for place, name in zip(list(shared.free), ("04.png", "00.png"), strict=True):
         shape = workers.load(place, folder / name, 64, None, 1)
         assert isinstance(shape, tuple)
-        assert (shared.take(place, shape) == load_image(folder / name)).all()
+        assert (shared.view(place, shape) == load_image(folder / name)).all()
     larger = workers.load(workers.Place(0, 100), folder / "04.png", 64, None, 1)  # no room: the pixels themselves
     assert isinstance(larger, np.ndarray)
     assert (larger == load_image(folder / "04.png")).all()

@@ -238,7 +238,7 @@ def growth(results: Results) -> Table:
     return Table("Growth of an index", headings, rows, note, sources([found] if found else []))
 
 
-STORES = ("embedded", "postgresql", "milvus", "milvus-hnsw")
+STORES = ("embedded", "embedded-1m", "postgresql", "postgresql-1m", "milvus", "milvus-hnsw", "milvus-1m")
 
 
 def stores(results: Results) -> Table:
@@ -261,14 +261,14 @@ def stores(results: Results) -> Table:
                 f"{found['adding, vectors per second']:.0f}",
                 f"{found['building the search structure, seconds']:.0f}",
                 *("-" if value is None else f"{value:.0f}" for value in (share and share * 4 * found["dim"], graph)),
-                *(_latency(found[name]) for name in STORE_QUERIES.values()),
+                *(_latency(found[name]) if name in found else "-" for name in STORE_QUERIES.values()),
                 f"{rate:.0f}",
                 "-" if server is None else f"{server:.0f}",
             ]
         )
     note = (
         "Synthetic vectors of 512 numbers, 100 results of a query. Queries: p50 / p99 in milliseconds, and the share "
-        "of the right answers. `-`: the server does not tell, or there is none."
+        "of the right answers. `-`: the server does not tell, there is none, or it was not measured."
     )
     return Table("The same vectors in every store", STORE_HEADINGS, rows, note, sources(files))
 

@@ -133,8 +133,9 @@ def constants(results: Results) -> Constants:
         put(f"{storage}: ms of a scan", row["exact search, ms"], *where)
         put(f"{storage}: images added per second", row["adding, images per second"], *where)
     for engine in ("embedded", "postgresql"):  # Milvus was measured on too few images for a graph: docs/scaling.md
-        if run := results.other.get(f"scale-{engine}"):
-            where, dim, share = (f"scale-{engine}", run["vectors"]), run["dim"], run["on disk, share of the vectors"]
+        name = next((n for n in (f"scale-{engine}-1m", f"scale-{engine}") if n in results.other), "")
+        if run := results.other.get(name):
+            where, dim, share = (name, run["vectors"]), run["dim"], run["on disk, share of the vectors"]
             rate = next((run[key] for key in run if key.startswith("approximate, queries per second")), None)
             put(f"{engine}: bytes on disk", share and 4 * dim * share, *where, dim=dim)
             put(f"{engine}: bytes of the graph", run["search structure, bytes per image"], *where)

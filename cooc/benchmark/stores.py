@@ -43,11 +43,13 @@ def measure_store(
     k: int,
     seed: int = 0,
     pid: int | None = None,
+    exact: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Make an index of synthetic vectors at `address` (there must be none) and search it; `folder` holds the vectors.
 
-    `pid`: the server's process, if it runs on this machine, whose memory is then told as well.
+    `pid`: the server's process, if it runs on this machine, whose memory is then told as well. `exact`: search without
+    the search structure, too; an engine that hands over all vectors for that may take minutes for each query.
     """
     say("making vectors")
     vectors, queries = clustered(folder / "vectors.f32", count, dim, seed)
@@ -81,15 +83,14 @@ def measure_store(
         disk = store.disk_bytes()
         found["on disk, share of the vectors"] = disk and disk / vectors.nbytes
         found["search structure, bytes per image"] = (disk - plain) / count if disk and plain else None
-        asks: dict[str, tuple[Filter | None, bool, NDArray[np.bool_] | None]] = {
-            "exact": (None, True, None),
-            "approximate": (None, False, None),
-        }
+        asks: dict[str, tuple[Filter | None, bool, NDArray[np.bool_] | None]] = {"approximate": (None, False, None)}
+        if exact:
+            asks["exact"] = None, True, None
         for name, (chosen, passing) in FILTERS.items():
             asks[f"approximate, {name}"] = chosen, False, passing(np.arange(count))
-        for name, (where, exact, mask) in asks.items():
+        for name, (where, whole, mask) in asks.items():
             say(name)
-            found[name] = _measure(store, vectors, queries, k, where, exact, mask)
+            found[name] = _measure(store, vectors, queries, k, where, whole, mask)
         say("several at once")
         found[f"approximate, queries per second of {THREADS} threads"] = _together(store, queries, k)
     found["memory of the client, MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -22,6 +22,7 @@ def bench_store(
     place: Annotated[Path | None, typer.Option(metavar="FOLDER", help="For the vectors meanwhile.")] = None,
     pid: Annotated[int | None, typer.Option(help="Of the server, if it runs here: to tell its memory.")] = None,
     seed: Annotated[int, typer.Option(help="Of the synthetic vectors.")] = 0,
+    exact: Annotated[bool, typer.Option(help="Search exactly, too: minutes for a query in a large Milvus.")] = True,
     results: ResultsOption = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
@@ -31,8 +32,9 @@ def bench_store(
     from cooc.stores import without_password
 
     with err.status("Measuring ...") as status, tempfile.TemporaryDirectory(dir=place) as folder:
-        found = measure_store(index or f"{folder}/index", Path(folder), count, dim, k, seed, pid, status.update)
+        address = index or f"{folder}/index"
+        found = measure_store(address, Path(folder), count, dim, k, seed, pid, exact, status.update)
     found |= provenance("cpu")
     found["command"] = found["command"].replace(index, without_password(index)) if index else found["command"]
-    _write(found, results / f"scale-{found['engine']}.json")
+    _write(found, results / f"scale-{found['engine']}{'-1m' if count >= 1_000_000 else ''}.json")
     _show(found, as_json)
