@@ -35,7 +35,7 @@ __all__ = ["PARTS", "Form", "part", "sizes", "targets"]
 PARTS = ("direct", "linear", "learned", "factored", "segments", "shih")
 RANK = 32
 # What was not chosen as the default, measured beside it.
-DIRECT = ({"lag": 1}, {"width": 16}, {"registers": 64}, {"planes": 32})
+DIRECT = ({"lag": 1}, {"lag": 8}, {"width": 16}, {"registers": 64}, {"planes": 32})
 LINEAR = ({"warps": 1}, {"segments": 1})
 FACTORED = ({"cut": 1}, {"planes": 128}, {"rows": 24}, {"rows": 6})
 Row = dict[str, Any]

@@ -25,12 +25,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["LARGEST", "fits", "linear_pooling", "tensor"]
+__all__ = ["LARGEST", "fits", "linear_pooling", "sums", "tensor", "threshold"]
 
 LARGEST = 64  # rows and columns of a map; larger ones, and radii past 16, are left to torch
 PART = 12_288  # values of a partial sum for the mean, and how many of these there may be
 PARTS = 32, 128
-AHEAD = 13_000_000  # bytes of the images between two passes: what is made meanwhile, and less than the L2 cache
+AHEAD = 6_400_000  # bytes of the images between two passes: what is made meanwhile, and less than the L2 cache
+# Planes and registers of a program that sums boxes, in small and in large batches (from MANY planes on).
+MANY = 32_768
+SMALL, LARGE = (16, 128), (32, 96)
 
 
 @triton.jit
@@ -59,7 +62,7 @@ def _sum(A, sums, part, n, chunk, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _threshold(sums, t_out, scale, first, PARTS: tl.constexpr):
+def threshold(sums, t_out, scale, first, PARTS: tl.constexpr):
     """The threshold of an image; the first program of a pass keeps it."""
     t = tl.sum(tl.load(sums + tl.arange(0, PARTS)), 0) * scale
     if first:
@@ -158,7 +161,8 @@ def _box(
         window += _others(entering, s, row + RADIUS, columns, t, keep, H, W)
         rho = _row(base, row, inside, H, W) > t
         found = tl.where(rho, _window(window, columns, RADIUS), 0) * scale
-        tl.store(out + at + row * W, found.to(out.dtype.element_ty), inside)
+        # what is not read again here should not drive A out of the cache
+        tl.store(out + at + row * W, found.to(out.dtype.element_ty), inside, eviction_policy="evict_first")
         leaving = _row(base, row - RADIUS, inside, H, W)
         window -= _others(leaving, s, row - RADIUS, columns, t, keep, H, W)
 
@@ -186,7 +190,7 @@ def _direct(
             _finish(summed)
         elif item < parts + sections:
             _await(summed, parts)
-            t = _threshold(sums + image * PARTS, t_out + image, mean_scale, item == parts, PARTS)
+            t = threshold(sums + image * PARTS, t_out + image, mean_scale, item == parts, PARTS)
             _channel_sum(A + start, t, s + image * P, item - parts, C, P, 2 * BLOCK // BP, BP)
             _finish(added)
         else:
@@ -340,6 +344,17 @@ def _parts(A: Tensor) -> int:
     return min(max(PARTS[0], _power(A[0].numel() // PART)), PARTS[1])
 
 
+def sums(A: Tensor, threshold: Tensor | None) -> tuple[Tensor, float]:
+    """What the threshold of each image is the sum of, (B, parts), and its factor. A is dense in any order."""
+    B, n = len(A), A[0].numel()
+    if threshold is not None:
+        return threshold.to(A.device, torch.float32).expand(B).contiguous()[:, None], 1.0
+    parts = _parts(A)
+    out = A.new_empty(B, parts, dtype=torch.float32)
+    _sums[parts, B](A, out, n, triton.cdiv(n, parts), BLOCK=2048, num_warps=4)
+    return out, 1 / n
+
+
 def tensor(
     A: Tensor,
     radius: int,
@@ -348,8 +363,8 @@ def tensor(
     divisor: float,
     lag: int | None = None,
     width: int = 32,
-    planes: int = 16,
-    registers: int = 96,
+    planes: int = 0,
+    registers: int = 0,
 ) -> tuple[Tensor, Tensor] | None:
     """C_T (B, C, H, W) in A's dtype, and the thresholds (B,); None for maps that the kernels do not cover.
 
@@ -361,17 +376,19 @@ def tensor(
     A = A.contiguous()
     B, C, H, W = A.shape
     lag = min(B - 1, int(triton.cdiv(AHEAD, A[0].nbytes)) if lag is None else lag)
+    usual = SMALL if B * C < MANY else LARGE
+    planes, registers = planes or usual[0], registers or usual[1]
     t, s, out = A.new_empty(B, dtype=torch.float32), A.new_empty(B, H * W, dtype=torch.float32), torch.empty_like(A)
     state = A.new_zeros(1 + 2 * B, dtype=torch.int32)
     if threshold is None:
         parts = _parts(A)
-        sums, factor = A.new_empty(B, parts, dtype=torch.float32), 1 / A[0].numel()
+        means, factor = A.new_empty(B, parts, dtype=torch.float32), 1 / A[0].numel()
     else:
-        sums, factor, parts = threshold.to(A.device, torch.float32).expand(B).contiguous(), 1.0, 0
+        parts, (means, factor) = 0, sums(A, threshold)
     rows, sections = _rows(A, planes), triton.cdiv(H * W, width)
     slices = triton.cdiv(H, rows)
     _direct[((B + 2 * lag) * (parts + sections + triton.cdiv(C, planes) * slices),)](
-        A, state, sums, t, s, out, factor, 1 - eps, 1 / divisor,
+        A, state, means, t, s, out, factor, 1 - eps, 1 / divisor,
         B, C, H, W, parts, triton.cdiv(A[0].numel(), max(parts, 1)), sections, rows, slices, lag,
         PARTS=max(parts, 1), RADIUS=radius, BLOCK=128 * planes, BP=width, BC=planes, BW=_power(W),
         num_warps=planes // 4, maxnreg=registers,
@@ -405,13 +422,12 @@ def linear_pooling(
     def floats(*shape: int) -> Tensor:
         return A.new_empty(shape, dtype=torch.float32)
 
-    parts = _parts(A)
-    sums, t, totals, out = floats(B, parts), floats(B), floats(B), floats(B, C)
+    t, totals, out = floats(B), floats(B), floats(B, C)
     maps, own, weights = floats(B, blocks, 3, H * W), floats(B, slices, C), floats(B, 2, H * W)
-    _sums[parts, B](A, sums, A[0].numel(), triton.cdiv(A[0].numel(), parts), BLOCK=2048, num_warps=4)
+    means, factor = sums(A, None)
     _moments[blocks, slices, B](
-        A, sums, 1 / A[0].numel(), t, maps, own, C, H, W, rows,
-        PARTS=parts, RADIUS=radius, BC=planes, BW=_power(W), num_warps=warps, maxnreg=128 if W <= 32 else 200,
+        A, means, factor, t, maps, own, C, H, W, rows,
+        PARTS=means.shape[1], RADIUS=radius, BC=planes, BW=_power(W), num_warps=warps, maxnreg=128 if W <= 32 else 200,
     )  # fmt: skip
     _weights[(B,)](
         maps, weights, totals, 1 - eps, 1 / divisor, blocks, H, W,

@@ -66,11 +66,17 @@ def _convolve(
 
 
 @triton.jit
-def _lines(A, t_in, maps, s, C, H, W, RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr):
-    """a with RADIUS rows of zeros above and below, maps (B, H+2r, W, C), and its sum over channels, s (B, P)."""
+def _lines(
+    A, sums, t_out, maps, s, scale, C, H, W,
+    PARTS: tl.constexpr, RADIUS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """a with RADIUS rows of zeros above and below, maps (B, H+2r, W, C), and its sum over channels, s (B, P).
+
+    Thresholds t (B,) are sums (B, PARTS) times scale.
+    """
     line, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
     x = tl.arange(0, BW)
-    t = tl.load(t_in + image)
+    t = direct.threshold(sums + image * PARTS, t_out + image, scale, line == 0, PARTS)
     A += (image * H + line - RADIUS) * W * C
     maps += (image * (H + 2 * RADIUS) + line) * W * C
     total = tl.zeros([BW], tl.float32)
@@ -173,7 +179,7 @@ def _box(
     s += image * H * W
     narrow += image * H * W * RANK + x[:, None] * RANK + r[None, :]
     t = tl.load(t_in + image)
-    band = tl.where(tl.abs(x[:, None] - x[None, :]) <= RADIUS, 1.0, 0.0)
+    band = tl.where(tl.abs(x[:, None] - x[None, :]) <= RADIUS, 1.0, 0.0).to(tl.bfloat16)
     weights = tl.load(left + c[None, :] * RANK + r[:, None], (c < C)[None, :], 0)
     first = tl.program_id(1) * rows
     ahead = _line(base, first + RADIUS, inside, H, stride)
@@ -189,7 +195,7 @@ def _box(
         window += _others(ahead, s, row + RADIUS, x, t, keep, H, W)
         ahead = _line(base, row + RADIUS + 1, inside, H, stride)  # on its way while this row is done
         found = dot(low, weights, tl.zeros([BW, BC], tl.float32), "tf32")
-        found = dot(band, window, found, "tf32")
+        found = dot(band, window.to(tl.bfloat16), found, "tf32")
         found = tl.where(here > t, found * scale, 0)
         tl.store(out + start + row * stride, found.to(out.dtype.element_ty), inside)
         window -= _others(leaving, s, row - RADIUS, x, t, keep, H, W)
@@ -290,10 +296,14 @@ def factored(
     wide = 2 * radius * R
     if A.dtype.itemsize == 2 and C % 64 == 0 and R in (16, 32) and 16 <= wide <= 256 and wide & (wide - 1) == 0:
         A = A.contiguous(memory_format=torch.channels_last)
-        t, s = _thresholds(A, threshold), A.new_empty(B, H * W, dtype=torch.float32)
+        t, s = A.new_empty(B, dtype=torch.float32), A.new_empty(B, H * W, dtype=torch.float32)
+        sums, factor = direct.sums(A, threshold)
         width = max(16, int(triton.next_power_of_2(W)))
         maps = A.new_empty(B, H + 2 * radius, W, C)
-        _lines[H + 2 * radius, B](A, t, maps, s, C, H, W, RADIUS=radius, BC=4096 // width, BW=width, num_warps=4)
+        _lines[H + 2 * radius, B](
+            A, sums, t, maps, s, factor, C, H, W,
+            PARTS=sums.shape[1], RADIUS=radius, BC=4096 // width, BW=width, num_warps=4,
+        )  # fmt: skip
 
         def lines() -> tuple[Tensor, Tensor]:
             taps = right.to(A.dtype).permute(2, 1, 3, 0)  # (dy, c, dx, r)
