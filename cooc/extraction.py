@@ -75,42 +75,36 @@ def extract(
     workers: int = 0,
     batch_pixels: int = 1 << 20,
     hold_pixels: int | None = None,
-    threads: int = 0,
+    overlap: bool = False,
 ) -> Iterator[Batch[T] | Bad]:
     """Decode items and describe them in batches (B, 3, H, W) of one shape and at most `batch_pixels` pixels.
 
     At most `hold_pixels` (8 batches) wait for others of their shape; past that the fullest shape goes ahead.
-    `threads` put batches together and describe them meanwhile, as keeps a GPU busy. Two have streams of their own
-    there, so that the next batch has arrived when one is done; what `describe` returns must have left the GPU then.
+    `overlap`: describe in a thread of its own while the next batches are put together, as keeps a GPU busy.
     """
     hold_pixels = hold_pixels or 8 * batch_pixels
-    held = hold_pixels + (threads + 2) * batch_pixels  # pixels that wait or are being described
+    held = hold_pixels + 3 * batch_pixels  # pixels that wait or are being described
     pictures = _decoded(items, size, min_side, workers, 2 * held // max(size, min_side) ** 2)
     batches = _batches(pictures, batch_pixels, hold_pixels)
-    if not threads:
+    if not overlap:
         for batch in batches:
             yield batch if isinstance(batch, Bad) else Batch(_items(batch), describe(_stack(batch)))
         return
-    with ThreadPoolExecutor(threads, "describe", _own_stream if threads > 1 else None) as runner:
+    with ThreadPoolExecutor(1, "describe") as runner:  # two, with streams of their own, were slower
         running: deque[tuple[list[Item], Future[T]]] = deque()
         try:
             for batch in batches:
                 if isinstance(batch, Bad):
                     yield batch
                     continue
-                running.append((_items(batch), runner.submit(lambda decoded: describe(_stack(decoded)), batch)))
-                if len(running) > threads + 1:
+                running.append((_items(batch), runner.submit(describe, _stack(batch))))
+                if len(running) > 2:
                     members, future = running.popleft()
                     yield Batch(members, future.result())
             for members, future in running:
                 yield Batch(members, future.result())
         finally:
             runner.shutdown(wait=False, cancel_futures=True)
-
-
-def _own_stream() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]  # of this thread
 
 
 class _Decoded(NamedTuple):

@@ -449,15 +449,14 @@ def examine(source: Source, candidate: Candidate) -> Examined:
 
 def describe_items(descriptor: Descriptor, seen: Iterable[Examined], workers: int) -> Iterator[Described]:
     """Decode and describe, batched by shape."""
-    threads = 2 if descriptor.device.type == "cuda" else 0
     for done in extract(
         (Item(one, one.picture) for one in seen if one.picture is not None),
         _describer(descriptor),
         size=descriptor.config.size,
         min_side=descriptor.backbone.stride,
         workers=workers,
-        batch_pixels=BATCH_PIXELS[descriptor.device.type] // max(1, threads),  # so many batches at a time
-        threads=threads,
+        batch_pixels=BATCH_PIXELS[descriptor.device.type],
+        overlap=descriptor.device.type == "cuda",
     ):
         if isinstance(done, Bad):
             yield done.item.key, done.reason

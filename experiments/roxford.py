@@ -157,7 +157,7 @@ def activations(
         min_side=backbone.stride,
         workers=workers,
         batch_pixels=pixels,
-        threads=int(device.type != "cpu"),
+        overlap=device.type != "cpu",
     ):
         if isinstance(batch, Bad):
             sys.exit(f"An experiment needs all of its pictures. {batch.reason}")

@@ -69,9 +69,9 @@ def collect(results: Iterator[Batch[list[int]] | Bad]) -> tuple[dict[Any, int], 
 WANTED = {f"{i:02}.png": 20 * i for i in range(12)}
 
 
-@pytest.mark.parametrize(("workers", "threads"), [(0, 0), (0, 1), (1, 2)])
-def test_everything_arrives_and_bad_files_are_named(folder: Path, workers: int, threads: int) -> None:
-    options = {"workers": workers, "threads": threads}
+@pytest.mark.parametrize(("workers", "overlap"), [(0, False), (0, True), (1, True)])
+def test_everything_arrives_and_bad_files_are_named(folder: Path, workers: int, overlap: bool) -> None:
+    options = {"workers": workers, "overlap": overlap}
     good, bad = collect(extract(items(folder), brightness, size=64, batch_pixels=4 * 48 * 32, **options))
     assert good == WANTED
     assert set(bad) == {"03-text.jpg", "07-empty.jpg", "09-cut.png"}
@@ -85,7 +85,7 @@ def test_what_the_network_raises_in_its_thread_arrives(folder: Path) -> None:
         raise RuntimeError("no memory left on the device")
 
     with pytest.raises(RuntimeError, match="no memory left"):
-        list(extract(items(folder), broken, size=64, batch_pixels=48 * 32, threads=2))
+        list(extract(items(folder), broken, size=64, batch_pixels=48 * 32, overlap=True))
 
 
 def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

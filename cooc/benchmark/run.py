@@ -379,7 +379,7 @@ def _describe(
         min_side=describe.backbone.stride,
         workers=options.workers if options.workers is not None else default_workers(kind),
         batch_pixels=BATCH_PIXELS[kind],
-        threads=int(kind != "cpu"),
+        overlap=kind != "cpu",
     )
     for batch in batches:
         if isinstance(batch, Bad):

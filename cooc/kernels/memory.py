@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 __all__ = ["derived"]
@@ -26,8 +25,6 @@ def derived(source: Tensor, kind: str, make: Callable[[], _Result]) -> _Result:
     if known is not None and known[0]() is source and known[1] == state:
         return known[2]  # type: ignore[return-value]
     value = make()
-    if source.is_cuda and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.current_stream(source.device).synchronize()  # other streams will use it
     if value is source:  # kept here, it would keep itself alive
         return value
 
