@@ -41,10 +41,9 @@ def performance(results: Results) -> Table:
 
 def learned(results: Results) -> Table:
     """Filters that were trained, against the direct form in the same run: mAP, and the gain with its interval."""
-    found = results.other.get("experiment-learning")
+    files, trained = _trainings(results)
     rows: list[list[str]] = []
-    trained = {name: row for name, row in found["rows"].items() if "history" in row} if found else {}
-    for vector, direct in (found["rows"]["direct"]["scores"] if found else {}).items():
+    for vector, direct in (files[0]["rows"]["direct"]["scores"] if files else {}).items():
         for expansion in direct["roxford5k"]:
             columns = {name: (dataset, expansion, protocol) for name, (dataset, protocol) in OXFORD.items()}
             cells = [interval(direct[d][e][p]) for d, e, p in columns.values()]
@@ -57,12 +56,23 @@ def learned(results: Results) -> Table:
         "and the interval of that gain. Filters are compressed to rank 32 unless `full filter` is said."
     )
     headings = ["vector", "expansion", "filter", *OXFORD]
-    return Table("Learned filters on Oxford and ROxford", headings, rows, note, sources([found] if found else []))
+    return Table("Learned filters on Oxford and ROxford", headings, rows, note, sources(files))
+
+
+def _trainings(results: Results) -> tuple[list[Result], dict[str, Result]]:
+    """The runs, and the filters that they trained; names that are in both are told apart by their epochs."""
+    files = [f for n in ("experiment-learning", "experiment-losses") if (f := results.other.get(n))]
+    trained: dict[str, Result] = {}
+    for file in files:
+        for name, row in file["rows"].items():
+            if "history" in row:
+                trained[name if name not in trained else f"{name}, {len(row['history']) - 1} epochs"] = row
+    return files, trained
 
 
 def training(results: Results) -> Table:
     """What each training took."""
-    found = results.other.get("experiment-learning")
+    files, trained = _trainings(results)
     rows = [
         [
             name,
@@ -72,8 +82,8 @@ def training(results: Results) -> Table:
             *(f"{row['history'][i].get('mAP', float('nan')):.1f}" for i in (0, row["best"])),
             f"{row['compressed_error']:.2f}",
         ]
-        for name, row in (found["rows"] if found else {}).items()
-        if "history" in row and not name.endswith("full filter")
+        for name, row in trained.items()
+        if "full filter" not in name
     ]
     headings = [
         "setting",
@@ -85,7 +95,7 @@ def training(results: Results) -> Table:
         "rank 32: error",
     ]
     note = "mAP in percent on landmarks held out of training; error: of the learned change, by the compression."
-    return Table("Trainings", headings, rows, note, sources([found] if found else []))
+    return Table("Trainings", headings, rows, note, sources(files))
 
 
 def learned_landmarks(results: Results) -> Table:
@@ -102,10 +112,20 @@ def learned_landmarks(results: Results) -> Table:
 
 def seeds(results: Results) -> Table:
     """The sketch's hashes are drawn at random: how much that draw is worth, beside the reference values."""
-    found = results.other.get("experiment-seeds")
-    reference = {(row.method, row.dim): row.values for row in paper.REFERENCE["Oxford/Caffe"].rows}
+    rows: list[list[str]] = []
+    files = []
+    for weights, file in {"Oxford/Caffe": "experiment-seeds", "torchvision": "experiment-seeds-vgg16"}.items():
+        if found := results.other.get(file):
+            files.append(found)
+            rows += _draws(weights, found)
+    note = "mAP in percent. The reference's own draw is not known."
+    return Table("Draws of the sketch", ["method", "weights", "dim", "", *OXFORD], rows, note, sources(files))
+
+
+def _draws(weights: str, found: Result) -> list[list[str]]:
+    reference = {(row.method, row.dim): row.values for row in paper.REFERENCE[weights].rows}
     groups: dict[tuple[str, int, str], dict[str, list[float]]] = {}
-    for label, row in (found["rows"] if found else {}).items():
+    for label, row in found["rows"].items():
         case, dim, variant = label.split(", ", 2)
         for expansion, suffix in (("none", ""), ("average-10", " + AQE")):
             values = [row["scores"][d][expansion][p]["mAP"] for d, p in OXFORD.values()]
@@ -114,16 +134,17 @@ def seeds(results: Results) -> Table:
     for (case, dim, _), variants in groups.items():
         draws = [values for name, values in variants.items() if name.removeprefix("seed ").isdigit()]
         if known := reference.get((case, dim)):
-            rows.append([case, str(dim), "reference", *map(number, known)])
+            rows.append([case, weights, str(dim), "reference", *map(number, known)])
         cells = [
             f"{number(min(c))} .. {number(max(c))}, mean {number(sum(c) / len(c))}" for c in zip(*draws, strict=True)
         ]
-        rows.append([case, str(dim), f"{len(draws)} draws", *cells])
+        rows.append([case, weights, str(dim), f"{len(draws)} draws", *cells])
         rows += [
-            ["", "", name, *map(number, v)] for name, v in variants.items() if not name.removeprefix("seed ").isdigit()
+            ["", "", "", name, *map(number, v)]
+            for name, v in variants.items()
+            if not name.removeprefix("seed ").isdigit()
         ]
-    note = "mAP in percent. The reference's own draw is not known."
-    return Table("Draws of the sketch", ["method", "dim", "", *OXFORD], rows, note, sources([found] if found else []))
+    return rows
 
 
 def whitening(results: Results) -> Table:
