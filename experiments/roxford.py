@@ -42,7 +42,7 @@ from cooc.training.cache import ActivationCache, Columns
 from cooc.training.network import CoOcNet, describe
 from cooc.training.train import POSITIONS, TrainConfig, train
 from cooc.training.tuples import Photos, hold_out, labelled_folders
-from cooc.training.verification import verify
+from cooc.training.verification import all_pairs, verify
 from cooc.whitening import Whitening, fit_pca
 
 START = time.monotonic()
@@ -193,7 +193,7 @@ def load(args: argparse.Namespace, base: DescriptorConfig, device: torch.device)
     def others(size: int) -> ActivationCache:
         return activations(photos.items, backbone, size, workers, (1.0,))[0]
 
-    return Bench(verified, photos, landmarks, database, queries, tests, orders, others)
+    return Bench(verified, all_pairs(verified), landmarks, database, queries, tests, orders, others)
 
 
 # --- the parts -------------------------------------------------------------------------------------------------------

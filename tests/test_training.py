@@ -29,7 +29,7 @@ from cooc.training.losses import contrastive
 from cooc.training.network import CoOcNet, describe
 from cooc.training.train import TrainConfig, gradients, mined, train, validate
 from cooc.training.tuples import Photos, hold_out, load_photos, mine, tuples
-from cooc.training.verification import shared_layout, verify
+from cooc.training.verification import all_pairs, shared_layout, verify
 from cooc.whitening import fit_pca
 
 C = 6
@@ -323,6 +323,15 @@ def test_subset_renumbers() -> None:
     photos = toy()[1].subset([6, 0, 13, 1, 18])
     assert {q: p.tolist() for q, p in photos.matches.items()} == {0: [1, 4], 1: [0, 4], 4: [0, 1][::-1], 2: [3], 3: [2]}
     assert photos.clusters.tolist() == [0, 0, 1, 1, 0]
+
+
+def test_all_pairs_are_those_of_a_label_but_what_is_held_out_stays_verified() -> None:
+    clusters = np.array([0, 0, 0, 1, 2, 2, 2])
+    held_out = clusters == 2
+    matches = {0: np.array([1]), 1: np.array([0]), 4: np.array([5]), 5: np.array([4])}
+    photos = Photos("set", [Item(i, f"{i}.jpg") for i in range(7)], clusters, matches, held_out)
+    found = all_pairs(photos).matches
+    assert {q: list(match) for q, match in found.items()} == {0: [1, 2], 1: [0, 2], 2: [0, 1], 4: [5], 5: [4]}
 
 
 def test_labels_alone_do_not_say_what_matches(tmp_path: Path) -> None:

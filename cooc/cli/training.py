@@ -44,7 +44,7 @@ def train(
     loss: Annotated[Literal["contrastive", "triplet", "smooth-ap"], typer.Option(help="Which.")] = "contrastive",
     margin: Annotated[float | None, typer.Option(help="Of contrastive (tau, 0.75) and triplet (0.1).")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of smooth-ap (0.01).")] = None,
-    lr: Annotated[float | None, typer.Option(help="Adam's rate (full 3e-5, factored 3e-4; the paper's 1e-9).")] = None,
+    lr: Annotated[float | None, typer.Option(help="Adam's rate (full 8e-3, factored 3e-4; the paper's 1e-9).")] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 8,
     patience: Annotated[int, typer.Option(min=1, help="Epochs without a better validation mAP.")] = 3,
     batch: Annotated[int, typer.Option(min=1, help="Tuples in a step.")] = 24,
@@ -53,6 +53,9 @@ def train(
     positives: Annotated[int, typer.Option(min=1, help="In a tuple.")] = 1,
     negatives: Annotated[int, typer.Option(min=1, help="In a tuple, each of another label.")] = 5,
     pool: Annotated[int, typer.Option(min=2, help="Photos that negatives are mined from.")] = 20000,
+    pairs: Annotated[
+        Literal["verified", "all"], typer.Option(help="Of one label, to train on: those that match, or any two.")
+    ] = "verified",
     held_out: Annotated[float, typer.Option(help="Part of the labels kept for validation.")] = 0.2,
     exclude: Annotated[list[str] | None, typer.Option(help="Labels to leave out.")] = None,
     not_in: Annotated[Path | None, typer.Option(help="A folder of test photos, none of which is trained on.")] = None,
@@ -83,7 +86,7 @@ def train(
     from cooc.training.train import TrainConfig
     from cooc.training.train import train as learn
     from cooc.training.tuples import load_photos
-    from cooc.training.verification import verify
+    from cooc.training.verification import all_pairs, verify
 
     named = find_recipe(recipe).config
     descriptor = named.replace(size=size, scales=(1.0,), whitening="", dim=0, dtype=dtype)
@@ -122,6 +125,7 @@ def train(
         photos = photos.subset(good)
         with _bar("verifying pairs") as show:
             photos = verify(photos, kept, descriptor, progress=show)
+        photos = photos if pairs == "verified" else all_pairs(photos)
         first = running.rank() == 0
         if first:
             for one in bad:

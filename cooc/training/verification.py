@@ -25,7 +25,7 @@ from cooc.training.cache import ActivationCache
 from cooc.training.network import CoOcNet, describe
 from cooc.training.tuples import Photos
 
-__all__ = ["shared_layout", "verify"]
+__all__ = ["all_pairs", "shared_layout", "verify"]
 
 SCALES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
 TOLERANCE = 1.5  # positions
@@ -93,3 +93,14 @@ def verify(
             found.setdefault(p, set()).add(q)
         progress(q + 1, len(photos))
     return replace(photos, positives={q: np.array(sorted(found[q]), np.int64) for q in sorted(found)})
+
+
+def all_pairs(photos: Photos) -> Photos:
+    """The same, but to train on, every photo of a label matches all others of it. What is held out stays verified."""
+    found = {q: match for q, match in photos.matches.items() if photos.held_out[q]}
+    rows = np.flatnonzero(~photos.held_out)
+    for label in np.unique(photos.clusters[rows]):
+        same = rows[photos.clusters[rows] == label]
+        if len(same) > 1:
+            found |= {int(q): same[same != q] for q in same}
+    return replace(photos, positives={q: found[q] for q in sorted(found)})
