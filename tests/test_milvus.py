@@ -179,7 +179,8 @@ def test_a_writer_on_another_machine(opened: milvus.MilvusStore, remote: str) ->
         assert len(reader) == 1
 
 
-def test_a_graph_and_an_exact_search_beside_it(opened: milvus.MilvusStore, remote: str) -> None:
+@pytest.mark.parametrize("index", ["hnsw", "ivf_pq"])
+def test_a_search_structure_and_an_exact_search_beside_it(opened: milvus.MilvusStore, remote: str, index: str) -> None:
     """So many, because Milvus builds no graph of less than 1024 and, from 5000 in a folder, may do without one."""
     count = 6000
     model, records = Model(), [record(f"{'a' if i % 12 else 'b'}/{i:04}.jpg") for i in range(count)]
@@ -187,10 +188,10 @@ def test_a_graph_and_an_exact_search_beside_it(opened: milvus.MilvusStore, remot
         target.add(records, random_vectors(count))
     opened.report_bad([BadFile("a/bad.jpg", 1, 2, "no picture")])
     opened.close()
-    with open_store(f"{remote}&index=hnsw", write=True) as graph:
+    with open_store(f"{remote}&index={index}", write=True) as graph:
         graph.compact()
         assert isinstance(graph, milvus.MilvusStore)
-        assert json.loads(graph._server.properties()[STATE])["index"] == "HNSW"
+        assert json.loads(graph._server.properties()[STATE])["index"] == index.upper()
         queries = random_vectors(5, seed=3)
         for where in (None, Filter("a")):
             assert_same_search(graph, model, queries, 10, where)

@@ -126,7 +126,7 @@ def _build(server: Server, index: str, dim: int) -> None:
     params = {
         "FLAT": {},
         "HNSW": {"M": 32, "efConstruction": 160},
-        "IVF_PQ": {"nlist": 16_384, "m": _divisor(dim), "nbits": 8},
+        "IVF_PQ": {"nlist": 2048, "m": _divisor(dim), "nbits": 8},  # lists of a segment, 250,000 vectors of 512 numbers
         "DISKANN": {},
     }[index]
     client, name = server.client, server.address.name
