@@ -132,8 +132,9 @@ def constants(results: Results) -> Constants:
         put(f"{storage}: bytes beside the vectors", beside, *where)
         put(f"{storage}: ms of a scan", row["exact search, ms"], *where)
         put(f"{storage}: images added per second", row["adding, images per second"], *where)
-    for engine in ("embedded", "postgresql"):  # Milvus was measured on too few images for a graph: docs/scaling.md
-        name = next((n for n in (f"scale-{engine}-1m", f"scale-{engine}") if n in results.other), "")
+    files = {engine: (f"scale-{engine}-1m", f"scale-{engine}") for engine in ("embedded", "postgresql")}
+    for engine, names in (files | {"milvus": ("scale-milvus-1m",)}).items():  # of fewer, Milvus builds no graph
+        name = next((name for name in names if name in results.other), "")
         if run := results.other.get(name):
             where, dim, share = (name, run["vectors"]), run["dim"], run["on disk, share of the vectors"]
             rate = next((run[key] for key in run if key.startswith("approximate, queries per second")), None)
@@ -143,12 +144,13 @@ def constants(results: Results) -> Constants:
             put(f"{engine}: seconds to build", run["building the search structure, seconds"], *where)
             put(f"{engine}: ms of a search", run["approximate"]["p50 ms"], *where)
             put(f"{engine}: searches per second", rate, *where)
-    if run := results.other.get("search-1m"):  # ten times what `cooc bench store` took
+    if run := results.other.get("search-1m"):
         where, over = ("search-1m", run["vectors"]), run["resident memory, share of the vectors"] - 1
         put("embedded: bytes in memory beside the vectors", over * 4 * run["dim"], *where)
-        put("embedded: images added per second", run["adding, vectors per second"], *where)
-        put("embedded: seconds to build", run["building the graph, seconds"], *where)
-        put("embedded: ms of a search", run["approximate, milliseconds"]["cooc"], *where)
+        if "scale-embedded-1m" not in results.other:
+            put("embedded: images added per second", run["adding, vectors per second"], *where)
+            put("embedded: seconds to build", run["building the graph, seconds"], *where)
+            put("embedded: ms of a search", run["approximate, milliseconds"]["cooc"], *where)
     if run := results.other.get("serving-1m"):
         put("embedded: searches per second", run["engine"]["searches/s"], "serving-1m", run["options"]["images"])
     return dict(sorted((found | _describing(results)).items()))
@@ -275,7 +277,7 @@ def _times(
             return None, None, None, None
         ms = scan["value"] * rows / scan["images"]
         return ms, 1e3 / ms, rows / known[f"{name}: images added per second"]["value"] / 3600, scan["images"]
-    engine = {"float32": "embedded"}.get(name, name)  # float16 and int8 were not timed, nor was a graph of Milvus
+    engine = {"float32": "embedded", "milvus-hnsw": "milvus"}.get(name, name)  # float16 and int8 were not timed
     names = ("ms of a search", "searches per second", "images added per second", "seconds to build")
     if not all(f"{engine}: {what}" in known for what in names):
         return None, None, None, None
