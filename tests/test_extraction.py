@@ -103,6 +103,22 @@ def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pyte
     shared.close()
 
 
+def test_pictures_in_shared_memory_stay_until_their_batch_is_made(folder: Path) -> None:
+    """Many wait for others of their shape, more than there is room for: none is overwritten by a later one."""
+    names = ["04.png", "00.png"] * 30
+    wanted = {name: float(load_image(folder / name).astype(float).mean()) for name in set(names)}
+    many = [Item(name, folder / name) for name in names]
+    for hold_pixels in (1, 10**9):
+        seen = []
+        for batch in extract(
+            many, lambda x: x.double().mean((1, 2, 3)), size=64, workers=1, batch_pixels=10**5, hold_pixels=hold_pixels
+        ):
+            assert not isinstance(batch, Bad)
+            seen += [item.key for item in batch.items]
+            assert batch.result.tolist() == pytest.approx([wanted[item.key] for item in batch.items])
+        assert sorted(seen) == sorted(names)
+
+
 @pytest.mark.parametrize("batch_pixels", [1, 48 * 32, 3 * 48 * 32, 10**9])
 def test_any_batch_size_and_order_give_the_same(folder: Path, batch_pixels: int) -> None:
     for order in (items(folder), items(folder)[::-1]):
