@@ -29,6 +29,8 @@ from cooc.workers import Place, Shared, load, start
 
 __all__ = ["Bad", "Batch", "Item", "decode", "extract"]
 
+SHARED = 2 << 30  # bytes at most for pictures that come from other processes; only what is used takes memory
+
 log = logging.getLogger("cooc")
 
 T = TypeVar("T")
@@ -83,8 +85,9 @@ def extract(
     `overlap`: describe in a thread of its own while the next batches are put together, as keeps a GPU busy.
     """
     hold_pixels = hold_pixels or 8 * batch_pixels
-    held = hold_pixels + 3 * batch_pixels  # pixels that wait or are being described
-    pictures = _decoded(items, size, min_side, workers, 2 * held // max(size, min_side) ** 2)
+    most = max(size, min_side) ** 2  # pixels of a picture
+    held = 2 * (hold_pixels + 3 * batch_pixels) // most  # pictures that wait or are being described
+    pictures = _decoded(items, size, min_side, workers, min(held, SHARED // (3 * most)))
     batches = _batches(pictures, batch_pixels, hold_pixels)
     if not overlap:
         for batch in batches:
