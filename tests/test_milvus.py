@@ -7,16 +7,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("milvus", reason="pip install 'cooc[dev]'")
 
-from cooc.errors import InputError, StoreError, StoreLockedError
+from cooc.errors import InputError, StoreError, StoreLockedError, StoreMissingError
 from cooc.store import BadFile, Filter, Store
 from cooc.stores import create_store, milvus, open_store
-from cooc.stores._milvus import GAP, STATE, WRITER, Address, State
+from cooc.stores._milvus import GAP, STATE, WRITER, Address, MilvusException, State
 from tests import servers
 from tests.milvus_server import Milvus, MilvusLite
 from tests.reference.store import Model
@@ -201,6 +202,29 @@ def test_a_search_structure_and_an_exact_search_beside_it(
             expected = [[name for _, name in model.search(query, 10, where)] for query in queries]
             hits = [len(set(a) & set(b)) for a, b in zip(near.ids, expected, strict=True)]
             assert np.mean(hits) >= least
+
+
+def test_a_collection_that_the_server_cannot_find_for_a_moment(
+    opened: milvus.MilvusStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen once, while another collection was being dropped. One that is gone for good is said to be so at once."""
+    vectors = random_vectors(3)
+    opened.add([record(f"{i}.jpg") for i in range(3)], vectors)
+    client, failed = opened._server.client, []
+    query = client.query
+
+    def fails_once(*arguments: Any, **options: Any) -> Any:
+        if not failed:
+            failed.append(True)
+            raise MilvusException(65535, "can't find collection name default:photos")
+        return query(*arguments, **options)
+
+    monkeypatch.setattr(client, "query", fails_once)
+    np.testing.assert_allclose(opened.search(vectors, 1).scores[:, 0], 1, atol=1e-6)
+    assert failed
+    client.drop_collection(opened.address.name)
+    with pytest.raises(StoreMissingError):
+        opened.search(vectors, 1)
 
 
 def test_8192_dimensions(server: Milvus) -> None:

@@ -340,6 +340,7 @@ def _passing(error: MilvusException) -> bool:
         "shard leader",
         "node not match",
         "lag",
+        "find collection",  # while another one is dropped; whether it is really gone, the state says
     )
 
 
