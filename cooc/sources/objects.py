@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import tarfile
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -67,11 +68,12 @@ def _is_header(block: bytes, size: int) -> bool:
         return False
 
 
-class InParts:
+class InParts(ABC):
     """A source whose pictures are parts of remote files."""
 
+    @abstractmethod
     def _part(self, file: Entry) -> Part:
-        raise NotImplementedError
+        """Where the picture lies."""
 
     def fetch(self, file: Entry) -> Fetched:
         return fetched(self._part(file))
