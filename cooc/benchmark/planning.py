@@ -147,10 +147,6 @@ def constants(results: Results) -> Constants:
     if run := results.other.get("search-1m"):
         where, over = ("search-1m", run["vectors"]), run["resident memory, share of the vectors"] - 1
         put("embedded: bytes in memory beside the vectors", over * 4 * run["dim"], *where)
-        if "scale-embedded-1m" not in results.other:
-            put("embedded: images added per second", run["adding, vectors per second"], *where)
-            put("embedded: seconds to build", run["building the graph, seconds"], *where)
-            put("embedded: ms of a search", run["approximate, milliseconds"]["cooc"], *where)
     if run := results.other.get("serving-1m"):
         put("embedded: searches per second", run["engine"]["searches/s"], "serving-1m", run["options"]["images"])
     return dict(sorted((found | _describing(results)).items()))
