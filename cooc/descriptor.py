@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -39,6 +40,8 @@ MULTI_SCALE = (1.0, math.sqrt(0.5), 0.5)
 COOCCURRENCES = ("direct", "learned", "shih", "none")
 LINEAR = {"chco-sct": (True, True), "sct": (True, False), "chco": (False, True)}  # alpha counts, beta counts
 BATCH_PIXELS = {"cpu": 1 << 20, "cuda": 24 << 20}  # images of one shape that go through the network together
+BATCHES_AHEAD = {"cpu": 0, "cuda": 2}  # of them that wait at a device, which has no rest then
+NOT_FINITE = "A picture gave a vector with NaN or infinity; check the network's weights and the dtype."
 
 if TYPE_CHECKING:
     Image = Source | Tensor
@@ -271,22 +274,29 @@ class Descriptor:
         return torch.stack([v for v in vectors if v is not None]) if vectors else torch.zeros(0, self.raw_dim)
 
     @torch.inference_mode()
-    def describe(self, images: Tensor) -> Tensor:
-        """One batch of one shape -> unit vectors before whitening: the mean over scales, L2. (B, 3, H, W) -> (B, D')"""
+    def describe(self, images: Tensor, *, check: bool = True) -> Tensor:
+        """One batch of one shape -> unit vectors before whitening: the mean over scales, L2. (B, 3, H, W) -> (B, D')
+
+        That they are finite is checked, which has to wait for a GPU."""
         vectors = [self.pooler(self.backbone(rescale(images, s, self.backbone.stride))) for s in self.config.scales]
-        return self.combine(vectors)
+        out = self.combine(vectors)
+        if check and not bool(out.isfinite().all()):
+            raise InputError(NOT_FINITE)
+        return out
+
+    @torch.inference_mode()
+    def begin(self, images: Tensor) -> Callable[[], np.ndarray[Any, np.dtype[np.float32]]]:
+        """The whole chain for one batch, as a call that waits for the vectors: a GPU works on, and may be given more,
+        until then. Whether they are finite is not checked."""
+        return download(self.whiten(self.describe(upload(images, self.device), check=False)).float())
 
     def combine(self, vectors: Sequence[Tensor]) -> Tensor:
         """Unit vectors of the scales -> one: their mean (GeM: its own power mean), L2."""
         stacked = torch.stack(list(vectors))  # (scales, B, D')
         if self.config.pooling == "gem" and len(vectors) > 1:
             p = float(dict(self.config.options).get("p", 3.0))
-            out = l2_normalise((stacked**p).mean(0) ** (1 / p))
-        else:
-            out = l2_normalise(stacked.mean(0))
-        if not bool(out.isfinite().all()):
-            raise InputError("A picture gave a vector with NaN or infinity; check the network's weights and the dtype.")
-        return out
+            return l2_normalise((stacked**p).mean(0) ** (1 / p))
+        return l2_normalise(stacked.mean(0))
 
     @torch.inference_mode()
     def whiten(self, vectors: Tensor) -> Tensor:
@@ -351,6 +361,39 @@ def rescale(images: Tensor, scale: float, smallest: int) -> Tensor:
     images = images.float() / 255 if images.dtype == torch.uint8 else images
     size = [max(round(n * scale), min(n, smallest)) for n in images.shape[2:]]
     return nn.functional.interpolate(images, size=size, mode="bilinear", antialias=True)
+
+
+def upload(images: Tensor, device: torch.device) -> Tensor:
+    """Pictures on their device; from pinned memory to a GPU while it works on what it was given before."""
+    if device.type != "cuda" or images.is_cuda:
+        return images.to(device)
+    work, copies = torch.cuda.current_stream(device), _copies(device)
+    with torch.cuda.stream(copies):
+        moved = images.to(device, non_blocking=True)
+    work.wait_stream(copies)
+    moved.record_stream(work)
+    return moved
+
+
+@functools.cache
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def download(vectors: Tensor) -> Callable[[], np.ndarray[Any, np.dtype[np.float32]]]:
+    """Begin to bring vectors to the CPU. What is returned waits for them, for nothing that a GPU was given later."""
+    if not vectors.is_cuda:
+        return vectors.numpy
+    here = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
+    here.copy_(vectors, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record(torch.cuda.current_stream(vectors.device))
+
+    def wait() -> np.ndarray[Any, np.dtype[np.float32]]:
+        arrived.synchronize()
+        return here.numpy()
+
+    return wait
 
 
 def to_tensor(image: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:

@@ -77,37 +77,28 @@ def extract(
     workers: int = 0,
     batch_pixels: int = 1 << 20,
     hold_pixels: int | None = None,
-    overlap: bool = False,
+    ahead: int = 0,
 ) -> Iterator[Batch[T] | Bad]:
     """Decode items and describe them in batches (B, 3, H, W) of one shape and at most `batch_pixels` pixels.
 
     At most `hold_pixels` (8 batches) wait for others of their shape; past that the fullest shape goes ahead.
-    `overlap`: describe in a thread of its own while the next batches are put together, as keeps a GPU busy.
+    A batch is handed out when `ahead` others have been given to `describe`: for one that begins the work and lets its
+    result be waited for, as keeps a GPU busy.
     """
     hold_pixels = hold_pixels or 8 * batch_pixels
     most = max(size, min_side) ** 2  # pixels of a picture
     held = 2 * (hold_pixels + 3 * batch_pixels) // most  # pictures that wait or are being described
     pictures = _decoded(items, size, min_side, workers, min(held, SHARED // (3 * most)))
     batches = _batches(pictures, batch_pixels, hold_pixels)
-    if not overlap:
-        for batch in batches:
-            yield batch if isinstance(batch, Bad) else Batch(_items(batch), describe(_stack(batch)))
-        return
-    with ThreadPoolExecutor(1, "describe") as runner:  # two, with streams of their own, were slower
-        running: deque[tuple[list[Item], Future[T]]] = deque()
-        try:
-            for batch in batches:
-                if isinstance(batch, Bad):
-                    yield batch
-                    continue
-                running.append((_items(batch), runner.submit(describe, _stack(batch))))
-                if len(running) > 2:
-                    members, future = running.popleft()
-                    yield Batch(members, future.result())
-            for members, future in running:
-                yield Batch(members, future.result())
-        finally:
-            runner.shutdown(wait=False, cancel_futures=True)
+    begun: deque[Batch[T]] = deque()
+    for batch in batches:
+        if isinstance(batch, Bad):
+            yield batch
+            continue
+        begun.append(Batch(_items(batch), describe(_stack(batch))))
+        if len(begun) > ahead:
+            yield begun.popleft()
+    yield from begun
 
 
 class _Decoded(NamedTuple):

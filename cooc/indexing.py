@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cooc.descriptor import BATCH_PIXELS, Descriptor
+from cooc.descriptor import BATCH_PIXELS, BATCHES_AHEAD, NOT_FINITE, Descriptor
 from cooc.errors import CoocError
 from cooc.extraction import Bad, Item, default_workers, extract
 from cooc.images import ImageInfo, image_info
@@ -456,25 +456,39 @@ def describe_items(descriptor: Descriptor, seen: Iterable[Examined], workers: in
         min_side=descriptor.backbone.stride,
         workers=workers,
         batch_pixels=BATCH_PIXELS[descriptor.device.type],
-        overlap=descriptor.device.type == "cuda",
+        ahead=BATCHES_AHEAD[descriptor.device.type],
     ):
         if isinstance(done, Bad):
             yield done.item.key, done.reason
         else:
-            yield from ((item.key, result) for item, result in zip(done.items, done.result, strict=True))
+            yield from ((item.key, result) for item, result in zip(done.items, done.result(), strict=True))
 
 
-def _describer(descriptor: Descriptor) -> Callable[[Tensor], list[Vector | str]]:
-    """A batch -> for each picture its vector, or why it has none. What a batch cannot do is tried one by one."""
+def _describer(descriptor: Descriptor) -> Callable[[Tensor], Callable[[], list[Vector | str]]]:
+    """A batch -> a call that waits until each picture has its vector, or the reason why it has none."""
 
-    def describe(images: Tensor) -> list[Vector | str]:
+    def begin(images: Tensor) -> Callable[[], list[Vector | str]]:
         try:
-            vectors = descriptor.whiten(descriptor.describe(images)).float().cpu().numpy()
+            vectors = descriptor.begin(images)
         except (CoocError, RuntimeError) as error:  # RuntimeError: out of memory
-            if len(images) == 1:
-                return [f"It cannot be described ({error})."]
-            return [one for image in images for one in describe(image[None])]
-        norms = np.linalg.norm(vectors, axis=1)
-        return [v if abs(norm - 1) <= 1e-3 else FEATURELESS for v, norm in zip(vectors, norms, strict=True)]
+            problem = error
+            return lambda: one_by_one(images, problem)
 
-    return describe
+        def wait() -> list[Vector | str]:
+            try:
+                return [v if abs(np.linalg.norm(v) - 1) <= 1e-3 else _why_none(v) for v in vectors()]
+            except RuntimeError as error:
+                return one_by_one(images, error)
+
+        return wait
+
+    def one_by_one(images: Tensor, error: Exception) -> list[Vector | str]:
+        if len(images) == 1:
+            return [f"It cannot be described ({error})."]
+        return [one for image in images for one in begin(image[None])()]
+
+    return begin
+
+
+def _why_none(vector: Vector) -> str:
+    return FEATURELESS if np.isfinite(vector).all() else f"It cannot be described ({NOT_FINITE})"

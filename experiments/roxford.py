@@ -32,7 +32,7 @@ from cooc.benchmark.datasets import Dataset, image_set, load_dataset
 from cooc.benchmark.results import portable
 from cooc.benchmark.run import evaluate_vectors, provenance
 from cooc.cooccurrence import Cooccurrence
-from cooc.descriptor import BATCH_PIXELS, MULTI_SCALE, DescriptorConfig, load_backbone, rescale
+from cooc.descriptor import BATCH_PIXELS, BATCHES_AHEAD, MULTI_SCALE, DescriptorConfig, load_backbone, rescale, upload
 from cooc.evaluation import bootstrap_interval
 from cooc.extraction import Bad, Item, default_workers, extract
 from cooc.pooling import l2_normalise
@@ -145,7 +145,7 @@ def activations(
 
     @torch.no_grad()
     def run(images: Tensor) -> list[Tensor]:
-        images = images.to(device, non_blocking=True)
+        images = upload(images, device)
         return [backbone(rescale(images, scale, backbone.stride)) for scale in scales]
 
     keyed = [Item(str(i), item.source, item.box) for i, item in enumerate(items)]
@@ -157,7 +157,7 @@ def activations(
         min_side=backbone.stride,
         workers=workers,
         batch_pixels=pixels,
-        overlap=device.type != "cpu",
+        ahead=BATCHES_AHEAD[device.type],
     ):
         if isinstance(batch, Bad):
             sys.exit(f"An experiment needs all of its pictures. {batch.reason}")

@@ -61,10 +61,10 @@ class Fragile(Descriptor):
     def __init__(self) -> None:
         self.__dict__.update(make_descriptor().__dict__)
 
-    def describe(self, images: Tensor) -> Tensor:
+    def describe(self, images: Tensor, *, check: bool = True) -> Tensor:
         if bool((images.float().mean(dim=(1, 2, 3)) > 250).any()):
             os._exit(1)
-        return super().describe(images)
+        return super().describe(images, check=check)
 
 
 def fragile(device: str) -> Descriptor:

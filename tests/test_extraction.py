@@ -69,9 +69,9 @@ def collect(results: Iterator[Batch[list[int]] | Bad]) -> tuple[dict[Any, int], 
 WANTED = {f"{i:02}.png": 20 * i for i in range(12)}
 
 
-@pytest.mark.parametrize(("workers", "overlap"), [(0, False), (0, True), (1, True)])
-def test_everything_arrives_and_bad_files_are_named(folder: Path, workers: int, overlap: bool) -> None:
-    options = {"workers": workers, "overlap": overlap}
+@pytest.mark.parametrize(("workers", "ahead"), [(0, 0), (0, 2), (1, 2), (0, 9)])
+def test_everything_arrives_and_bad_files_are_named(folder: Path, workers: int, ahead: int) -> None:
+    options = {"workers": workers, "ahead": ahead}
     good, bad = collect(extract(items(folder), brightness, size=64, batch_pixels=4 * 48 * 32, **options))
     assert good == WANTED
     assert set(bad) == {"03-text.jpg", "07-empty.jpg", "09-cut.png"}
@@ -80,12 +80,19 @@ def test_everything_arrives_and_bad_files_are_named(folder: Path, workers: int, 
         assert len(reason) < 400
 
 
-def test_what_the_network_raises_in_its_thread_arrives(folder: Path) -> None:
-    def broken(images: Tensor) -> None:
-        raise RuntimeError("no memory left on the device")
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_so_many_batches_are_begun_before_one_is_handed_out(folder: Path, ahead: int) -> None:
+    begun = 0
 
-    with pytest.raises(RuntimeError, match="no memory left"):
-        list(extract(items(folder), broken, size=64, batch_pixels=48 * 32, overlap=True))
+    def begin(images: Tensor) -> int:
+        nonlocal begun
+        begun += 1
+        return begun
+
+    good = [item for item in items(folder) if item.key in WANTED]
+    batches = extract(good, begin, size=64, batch_pixels=48 * 32, ahead=ahead)
+    seen = [(batch.result, begun) for batch in batches if isinstance(batch, Batch)]
+    assert seen == [(i + 1, min(i + 1 + ahead, len(good))) for i in range(len(good))]
 
 
 def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,10 @@ class Watched(Descriptor):
         self.count = 0
         self.meanwhile = meanwhile
 
-    def describe(self, images: Tensor) -> Tensor:
+    def describe(self, images: Tensor, *, check: bool = True) -> Tensor:
         self.meanwhile()
         self.count += len(images)
-        return super().describe(images)
+        return super().describe(images, check=check)
 
 
 @pytest.fixture
@@ -289,8 +289,8 @@ def test_a_picture_that_went_bad_is_no_longer_found(search: ImageSearch, photos:
 
 def test_a_featureless_picture_is_reported_and_its_batch_is_not(photos: Path, tmp_path: Path) -> None:
     class Blind(Watched):
-        def describe(self, images: Tensor) -> Tensor:
-            return super().describe(images) * (images.amax(dim=(1, 2, 3)) > 0)[:, None]
+        def describe(self, images: Tensor, *, check: bool = True) -> Tensor:
+            return super().describe(images, check=check) * (images.amax(dim=(1, 2, 3)) > 0)[:, None]
 
     Image.new("RGB", (64, 48)).save(photos / "black.png")
     with ImageSearch.create(tmp_path / "index", recipe=RECIPE, root=photos, descriptor=Blind()) as search:
@@ -299,12 +299,24 @@ def test_a_featureless_picture_is_reported_and_its_batch_is_not(photos: Path, tm
         assert "one colour" in bad(search)["black.png"]
 
 
+def test_a_picture_whose_vector_is_not_finite_is_reported_and_its_batch_is_not(photos: Path, tmp_path: Path) -> None:
+    class Wild(Watched):
+        def describe(self, images: Tensor, *, check: bool = True) -> Tensor:
+            return super().describe(images, check=check) / (images.amax(dim=(1, 2, 3)) > 0)[:, None]
+
+    Image.new("RGB", (64, 48)).save(photos / "black.png")
+    with ImageSearch.create(tmp_path / "index", recipe=RECIPE, root=photos, descriptor=Wild()) as search:
+        report = search.index([photos])
+        assert (report.described, report.bad) == (9, 1)
+        assert "NaN or infinity" in bad(search)["black.png"]
+
+
 def test_a_batch_that_fails_is_tried_one_by_one(photos: Path, tmp_path: Path) -> None:
     class Small(Watched):
-        def describe(self, images: Tensor) -> Tensor:
+        def describe(self, images: Tensor, *, check: bool = True) -> Tensor:
             if len(images) > 1:
                 raise RuntimeError("out of memory")
-            return super().describe(images)
+            return super().describe(images, check=check)
 
     with ImageSearch.create(tmp_path / "index", recipe=RECIPE, root=photos, descriptor=Small()) as search:
         assert search.index([photos]).described == 9

@@ -32,8 +32,17 @@ from torch import Tensor
 from cooc.activations import resolve_device
 from cooc.benchmark.datasets import Dataset
 from cooc.benchmark.results import portable
-from cooc.descriptor import BATCH_PIXELS, Descriptor, load_backbone, rescale
-from cooc.errors import DatasetError, UnknownNameError
+from cooc.descriptor import (
+    BATCH_PIXELS,
+    BATCHES_AHEAD,
+    NOT_FINITE,
+    Descriptor,
+    download,
+    load_backbone,
+    rescale,
+    upload,
+)
+from cooc.errors import DatasetError, InputError, UnknownNameError
 from cooc.evaluation import PROTOCOLS, bootstrap_interval, evaluate, positive_ranks, precision_recall
 from cooc.extraction import Bad, Item, default_workers, extract
 from cooc.recipes import Recipe
@@ -355,15 +364,15 @@ class _Shared:
         self.scales = sorted({scale for recipe in recipes for scale in recipe.config.scales}, reverse=True)
 
     @torch.inference_mode()
-    def __call__(self, images: Tensor) -> list[Vectors]:
-        images = images.to(self.device, non_blocking=True)
+    def __call__(self, images: Tensor) -> list[Callable[[], Vectors]]:
+        images = upload(images, self.device)
         found: list[list[Tensor]] = [[] for _ in self.descriptors]
         for scale in self.scales:
             A = self.backbone(rescale(images, scale, self.backbone.stride))
             for vectors, descriptor in zip(found, self.descriptors, strict=True):
                 if scale in descriptor.config.scales:
                     vectors.append(descriptor.pooler(A))
-        return [d.combine(v).float().cpu().numpy() for d, v in zip(self.descriptors, found, strict=True)]
+        return [download(d.combine(v).float()) for d, v in zip(self.descriptors, found, strict=True)]
 
 
 def _describe(
@@ -379,13 +388,16 @@ def _describe(
         min_side=describe.backbone.stride,
         workers=options.workers if options.workers is not None else default_workers(kind),
         batch_pixels=BATCH_PIXELS[kind],
-        overlap=kind != "cpu",
+        ahead=BATCHES_AHEAD[kind],
     )
     for batch in batches:
         if isinstance(batch, Bad):
             raise DatasetError(f"A benchmark needs all of its pictures. {batch.reason}")
+        found = [wait() for wait in batch.result]
+        if not all(np.isfinite(vectors).all() for vectors in found):
+            raise InputError(NOT_FINITE)
         for i, item in enumerate(batch.items):
-            yield item.key, [vectors[i] for vectors in batch.result]
+            yield item.key, [vectors[i] for vectors in found]
 
 
 def provenance(device: str = "auto") -> dict[str, Any]:
