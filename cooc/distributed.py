@@ -27,7 +27,8 @@ from typing import Any
 
 from cooc.descriptor import Descriptor
 from cooc.errors import CoocError, InputError, StoreMismatchError
-from cooc.indexing import READERS, Candidate, Decide, Described, Examined, Vector, describe_items, examine
+from cooc.indexing import Decide, Described, Vector, describe_items
+from cooc.reading import READERS, Candidate, Examined, examine
 from cooc.sources import Source
 
 __all__ = ["OnRay"]

@@ -14,9 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -28,9 +26,9 @@ from torch import Tensor
 from cooc.descriptor import BATCH_PIXELS, BATCHES_AHEAD, NOT_FINITE, Descriptor
 from cooc.errors import CoocError
 from cooc.extraction import Bad, Item, default_workers, extract
-from cooc.images import ImageInfo, image_info
-from cooc.sources import Entry, Source
-from cooc.sources.files import Picture, State
+from cooc.reading import CHANGED, Candidate, Examined, Reader, unreadable
+from cooc.sources import Entry, Folder, Source
+from cooc.sources.files import State
 from cooc.store import BadFile, Filter, Record, Store
 
 __all__ = ["Engine", "Report", "add_files", "synchronise"]
@@ -38,12 +36,9 @@ __all__ = ["Engine", "Report", "add_files", "synchronise"]
 COMMIT_SECONDS = 3.0
 COMMIT_IMAGES = 1000
 CHUNK = 256  # files looked up at once
-AHEAD = 64  # files whose content is read ahead of the decoder
-READERS = 4  # threads that do so; hashing and reading let others run
 FEW = 32  # pictures: for no more than that, starting worker processes costs more time than they save
 PROGRESS_SECONDS = 0.1
 
-CHANGED = "It changed while it was being read. The next run tries again."
 VANISHED = "It vanished while it was being read."
 FEATURELESS = "The network finds nothing in it (a picture of one colour?). Remove it, or use another recipe."
 
@@ -75,32 +70,6 @@ class Report:
 
 Progress = Callable[[Report], None]
 Stop = Callable[[], bool]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A file that is new, or not as the index knows it."""
-
-    file: Entry
-    known: Record | None
-
-
-@dataclass(frozen=True)
-class Examined:
-    """The same after its content was read: the header of the picture, or the reason why there is none."""
-
-    file: Entry
-    known: Record | None
-    sha256: str = ""
-    info: ImageInfo | None = None
-    picture: Picture | None = None  # to be decoded
-    problem: str = ""
-    gone: bool = False  # its content is no picture: what the index knows under this name is not true any more
-
-    @property
-    def record(self) -> Record:
-        assert self.info is not None
-        return Record(*self.file, self.sha256, self.info.width, self.info.height, self.info.taken)
 
 
 Decide = Callable[[Examined], bool]  # must it be described?
@@ -206,7 +175,7 @@ class _Run:
                 yield self.source.look(name)
             except OSError as error:
                 self.report.found += 1
-                self._leave_out(name, _unreadable(error))
+                self._leave_out(name, unreadable(error))
 
     def add(self, files: Iterable[Entry]) -> None:
         for seen, result in self.engine.describe(self.source, self._changed(files), self._decide):
@@ -393,22 +362,19 @@ class _Run:
             over.set()
 
 
-def _unreadable(error: OSError) -> str:
-    return f"It cannot be read ({error.strerror or error})."
-
-
 # On this machine
 
 
 class Here:
-    """The engine of one process: threads read ahead, worker processes decode, the network describes."""
+    """The engine of one machine: threads or processes read ahead, others decode, the network describes."""
 
     def __init__(self, descriptor: Callable[[], Descriptor], workers: int | None = None) -> None:
         """The descriptor is loaded if there is something to describe."""
         self.descriptor, self.workers = descriptor, workers
 
     def describe(self, source: Source, files: Iterable[Candidate], decide: Decide) -> Iterator[Described]:
-        items = self._to_describe(source, files, decide)
+        reader = Reader(source)
+        items = (seen for seen in reader.examined(files) if decide(seen))
         first = list(itertools.islice(items, FEW + 1))
         if not first:
             return
@@ -416,35 +382,9 @@ class Here:
         workers = self.workers
         if workers is None:
             workers = default_workers(descriptor.device.type) if len(first) > FEW else 0
+        if workers > 1 and isinstance(source, Folder):  # of others a connection is shared
+            reader.use_processes()
         yield from describe_items(descriptor, itertools.chain(first, items), workers)
-
-    def _to_describe(self, source: Source, files: Iterable[Candidate], decide: Decide) -> Iterator[Examined]:
-        running: deque[Future[Examined]] = deque()
-        with ThreadPoolExecutor(READERS) as pool:
-            for file in files:
-                running.append(pool.submit(examine, source, file))
-                if len(running) >= AHEAD and decide(seen := running.popleft().result()):
-                    yield seen
-            while running:
-                if decide(seen := running.popleft().result()):
-                    yield seen
-
-
-def examine(source: Source, candidate: Candidate) -> Examined:
-    """Read the content once: its hash, and what the header says if the hash is not the known one."""
-    file, known = candidate.file, candidate.known
-    try:
-        sha256, picture, later = source.fetch(file)
-        if known is not None and known.sha256 == sha256:
-            return Examined(file, known, sha256)
-        info = image_info(picture)
-        if not source.steady and source.state(file) != file.state:
-            return Examined(file, known, problem=CHANGED)
-    except OSError as error:
-        return Examined(file, known, problem=_unreadable(error))
-    except CoocError as error:
-        return Examined(file, known, problem=str(error), gone=True)
-    return Examined(file, known, sha256, info, later)
 
 
 def describe_items(descriptor: Descriptor, seen: Iterable[Examined], workers: int) -> Iterator[Described]:

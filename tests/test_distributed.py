@@ -20,7 +20,8 @@ from cooc.descriptor import Descriptor
 from cooc.distributed import Describer, OnRay
 from cooc.errors import CoocError, InputError, StoreMismatchError
 from cooc.image_search import ImageSearch
-from cooc.indexing import Candidate, Report
+from cooc.indexing import Report
+from cooc.reading import Candidate
 from cooc.sources import Folder
 from tests.tiny import BACKBONE, RECIPE, descriptor, make_descriptor, write_photos
 

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cooc import indexing
+from cooc import indexing, reading
 from cooc.benchmark.indexing import kill_and_resume
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreError, StoreLockedError
@@ -405,8 +405,8 @@ def test_progress_counts(search: ImageSearch, photos: Path, monkeypatch: pytest.
 
 def test_files_are_taken_as_there_is_room(search: ImageSearch, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory must not grow with the collection: how far the walk runs ahead of the network is bounded."""
-    for name, value in (("CHUNK", 4), ("AHEAD", 2), ("FEW", 2)):
-        monkeypatch.setattr(indexing, name, value)
+    for module, name, value in ((indexing, "CHUNK", 4), (reading, "AHEAD", 2), (indexing, "FEW", 2)):
+        monkeypatch.setattr(module, name, value)
     many = write_photos(photos / "many", 60, seed=3)
     taken = 0
 
