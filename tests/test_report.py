@@ -358,11 +358,3 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     assert written.exit_code == 0
     assert "| ucrow | 512 | 64.9 (66.0) |" in (tmp_path / "README.md").read_text()
     assert json.loads(constants.read_text()) == {}  # nothing there of what they come from
-
-
-def test_pairs_and_sizes_show_what_the_filter_adds(tmp_path: Path) -> None:
-    row = {"size": 256, "pairs": "all", "pairs to train on": 1200, "queries of the validation": 40}
-    rows = {"256:all": row | {"history": [{"mAP": 60.0}, {"mAP": 61.25}, {"mAP": 59.5}]}}
-    table = report.TABLES["pairs"](experiment(tmp_path, "pairs", rows))
-    assert table.headings[-2:] == ["after epoch 1", "after epoch 2"]
-    assert table.rows == [["256", "all", "1,200", "40", "60.0", "+1.2", "-0.5"]]

@@ -50,7 +50,8 @@ def _torch(job: Job, layout: torch.memory_format, dtype: torch.dtype = torch.flo
 
 
 def _compiled(job: Job) -> Call:
-    network = torch.compile(job.network)
+    """For this shape alone: with symbols for the sides, compiling a second one did not come to an end."""
+    network = torch.compile(job.network, dynamic=False)
     return lambda x: network(x.contiguous(memory_format=torch.channels_last))
 
 

@@ -98,23 +98,6 @@ def training(results: Results) -> Table:
     return Table("Trainings", headings, rows, note, sources(files))
 
 
-def pairs(results: Results) -> Table:
-    """Pairs and image size, on a CPU: what a short training gains over the direct form on the same photos."""
-    found = results.other.get("experiment-pairs")
-    rows = []
-    for row in (found["rows"] if found else {}).values():
-        before, *after = (epoch["mAP"] for epoch in row["history"])
-        counts = f"{row['pairs to train on']:,}", str(row["queries of the validation"])
-        rows.append([str(row["size"]), row["pairs"], *counts, number(before), *(f"{m - before:+.1f}" for m in after)])
-    headings = ["longest side", "pairs", "to train on", "queries of the validation", "direct"]
-    headings += [f"after epoch {i}" for i in range(1, max((len(row) for row in rows), default=6) - 4)]
-    note = (
-        "mAP in percent on landmarks held out of training, and what the filter adds to it; photos, sizes and epochs "
-        "are fewer than on the GPU."
-    )
-    return Table("Pairs and image size", headings, rows, note, sources([found] if found else []))
-
-
 def learned_landmarks(results: Results) -> Table:
     """The shipped filter on the landmark dev set, whose photos it was not trained on."""
     rows = []
@@ -350,7 +333,6 @@ TABLES: dict[str, Callable[[Results], Table]] = {
     "learned": learned,
     "training": training,
     "learned-landmarks": learned_landmarks,
-    "pairs": pairs,
     "rerankings": rerankings,
     "seeds": seeds,
     "whitening": whitening,
