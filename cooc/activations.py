@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from cooc.allocation import keep_memory
 from cooc.errors import InputError, UnknownNameError, WeightsError
 
 __all__ = ["BACKBONES", "Activations", "Backbone", "build_backbone", "resolve_device", "resolve_dtype"]
@@ -129,6 +130,8 @@ def build_backbone(
             raise WeightsError(f"These weights are not for {name}: {error}") from error
     if name in BACKBONES:
         fold_batch_norms(network)
+    if torch.device(device).type == "cpu" and _grouped(network):
+        keep_memory(1 << 27, 1 << 30)  # its maps are large for the little that is done with them
     return Activations(network.to(device, dtype), backbone, layer or next(iter(backbone.layers))).to(device)
 
 
@@ -153,9 +156,12 @@ def fold_batch_norms(network: nn.Module) -> None:
 def _layout(network: nn.Module) -> torch.memory_format:
     """Channels-last is the faster one, but for depthwise convolutions on a GPU: in that layout PyTorch always gives
     them to cuDNN, whose kernels for them are slow and planned anew for each shape; in the other it has its own."""
-    grouped = any(isinstance(module, nn.Conv2d) and module.groups > 1 for module in network.modules())
     on_gpu = any(parameter.is_cuda for parameter in network.parameters())
-    return torch.contiguous_format if grouped and on_gpu else torch.channels_last
+    return torch.contiguous_format if on_gpu and _grouped(network) else torch.channels_last
+
+
+def _grouped(network: nn.Module) -> bool:
+    return any(isinstance(module, nn.Conv2d) and module.groups > 1 for module in network.modules())
 
 
 # The networks

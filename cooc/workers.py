@@ -6,18 +6,17 @@ one thread that reads it busy, and a GPU waiting.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import multiprocessing
 import os
 import signal
 import threading
 from collections import deque
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cooc.allocation import keep_memory
 from cooc.images import Box, Source, load_image
 
 __all__ = ["Place", "Shared", "load", "start"]
@@ -67,7 +66,7 @@ def start(address: str = "") -> None:
     """Ctrl-C is for the parent, which stops feeding its workers. One that is killed cannot, so they watch over it."""
     global _memory
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _keep_memory()
+    keep_memory(1 << 25, 1 << 28)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if address:
         try:
@@ -75,16 +74,6 @@ def start(address: str = "") -> None:
                 _memory = mmap.mmap(file.fileno(), 0)
         except OSError:  # /proc is hidden from us: pictures go through the pipe
             _memory = None
-
-
-def _keep_memory() -> None:
-    """Have the memory of one picture used for the next. The C library would give it back to the system and ask for it
-    again, which takes longer than decoding."""
-    trim_threshold, mmap_threshold = -1, -3  # glibc's numbers; other libraries have no such function
-    with suppress(AttributeError, OSError, TypeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(trim_threshold, 1 << 28)
-        library.mallopt(mmap_threshold, 1 << 25)
 
 
 def load(place: Place | None, source: Source, size: int, box: Box | None, min_side: int) -> Pixels | tuple[int, ...]:

@@ -1,0 +1,18 @@
+"""What the C library does with memory that is free again."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+
+__all__ = ["keep_memory"]
+
+
+def keep_memory(largest: int, in_all: int) -> None:
+    """Keep what this process frees, pieces of up to `largest` bytes, for its next use. The C library would give it
+    back to the system and ask for it again, a page at a time, which may take longer than what is done with it."""
+    trim_threshold, mmap_threshold = -1, -3  # glibc's numbers; other libraries have no such function
+    with suppress(AttributeError, OSError, TypeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(trim_threshold, in_all)
+        library.mallopt(mmap_threshold, largest) or library.mallopt(mmap_threshold, 1 << 25)  # the most of older ones
