@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
@@ -204,6 +205,8 @@ def _open_url(url: str) -> Any:
         answer = answers.get(timeout=CONNECT_SECONDS)
     except queue.Empty:
         raise TimeoutError(f"no answer within {CONNECT_SECONDS:g} s") from None
+    if isinstance(answer, urllib.error.HTTPError):
+        answer.close()  # an answer that is an error is still a connection
     if isinstance(answer, Exception):
         raise answer
     return answer

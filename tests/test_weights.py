@@ -9,8 +9,11 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+import threading
+import urllib.error
 import zipfile
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -248,6 +251,22 @@ def test_a_host_that_never_answers_is_given_up(toy: Callable[..., WeightSet], mo
         toy(OfficialFile(f"http://127.0.0.1:{silent.getsockname()[1]}/toy-00000000.pth"))
         with pytest.raises(WeightsError, match=r"no answer within 0\.2 s"):
             weights.fetch_weights("toy")
+
+
+def test_an_answer_that_is_an_error_leaves_no_connection_open() -> None:
+    class Nothing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            weights._open_url(f"http://127.0.0.1:{server.server_port}/weights.pth")
+        server.shutdown()
+    assert refused.value.closed
 
 
 class Hostile:

@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,6 +204,8 @@ def _download(url: str) -> bytes:
     except CoocError:
         raise
     except (OSError, ValueError) as error:  # URLError and timeouts are OSErrors
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # an answer that is an error is still a connection
         reason = getattr(error, "reason", error)
         raise ImageError(f"{url} cannot be fetched ({reason}). Check the address.") from error
     return b"".join(parts)
