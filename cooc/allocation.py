@@ -15,4 +15,5 @@ def keep_memory(largest: int, in_all: int) -> None:
     with suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
         library.mallopt(trim_threshold, in_all)
-        library.mallopt(mmap_threshold, largest) or library.mallopt(mmap_threshold, 1 << 25)  # the most of older ones
+        if not library.mallopt(mmap_threshold, largest):
+            library.mallopt(mmap_threshold, 1 << 25)  # the most that older versions take

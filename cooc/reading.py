@@ -85,11 +85,11 @@ class Reader:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.chunk, self.ahead = 1, AHEAD
-        self.pools: list[Executor] = [ThreadPoolExecutor(READERS)]
+        self.pool: Executor = ThreadPoolExecutor(READERS)
 
     def use_processes(self) -> None:
         self.chunk, self.ahead = CHUNK, CHUNKS_AHEAD
-        self._anew()
+        self._replace()
 
     def examined(self, files: Iterable[Candidate]) -> Iterator[Examined]:
         """Files are taken as there is room."""
@@ -97,36 +97,49 @@ class Reader:
         files = iter(files)
         try:
             while chunk := list(islice(files, self.chunk)):
-                running.append((chunk, self.pools[-1], self._submit(chunk)))
+                running.append((chunk, self.pool, self._submit(chunk)))
                 while len(running) >= self.ahead:
                     yield from self._result(*running.popleft())
             while running:
                 yield from self._result(*running.popleft())
         finally:
-            for pool in self.pools:
-                pool.shutdown(wait=False, cancel_futures=True)
+            self.pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, chunk: list[Candidate]) -> Future[list[Examined]]:
         try:
-            return self.pools[-1].submit(_examine_all, self.source, chunk)
+            return self.pool.submit(_examine_all, self.source, chunk)
         except BrokenExecutor as error:  # `_result` sees to it in its turn
             failed: Future[list[Examined]] = Future()
             failed.set_exception(error)
             return failed
 
     def _result(self, chunk: list[Candidate], pool: Executor, future: Future[list[Examined]]) -> list[Examined]:
-        """Where a process died, its chunk is read one file at a time: the one that kills a reader is found out."""
+        """Where a process died, all that was under way there is read one file at a time."""
         try:
             return future.result()
         except BrokenExecutor:
-            if pool is self.pools[-1]:
-                self._anew()
-        if len(chunk) == 1:
-            return [Examined(chunk[0].file, chunk[0].known, problem=CRASHED)]
-        return [one for file in chunk for one in self._result([file], self.pools[-1], self._submit([file]))]
+            if pool is self.pool:
+                self._replace()
+            return list(self._one_by_one(chunk))
 
-    def _anew(self) -> None:
-        self.pools.append(ProcessPoolExecutor(READERS, multiprocessing.get_context("spawn"), start))
+    def _one_by_one(self, chunk: list[Candidate]) -> Iterator[Examined]:
+        """In a process that does nothing else: if it dies, it dies of this file."""
+        pool = _processes(1)
+        for one in chunk:
+            try:
+                yield pool.submit(examine, self.source, one).result()
+            except BrokenExecutor:
+                yield Examined(one.file, one.known, problem=CRASHED)
+                pool = _processes(1)
+        pool.shutdown()
+
+    def _replace(self) -> None:
+        self.pool.shutdown(wait=False)
+        self.pool = _processes(READERS)
+
+
+def _processes(count: int) -> Executor:
+    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), start)
 
 
 def _examine_all(source: Source, chunk: list[Candidate]) -> list[Examined]:

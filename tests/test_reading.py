@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from cooc.reading import CHUNK, CRASHED, Candidate, Examined, Reader
 from cooc.sources import Entry, Fetched, Folder
 from tests.tiny import write_photos
 
+LAST = f"{2 * CHUNK:02}.jpg"
+
 
 class Deadly(Folder):
     """Ends the process that reads a certain file, as a parser does that the file makes crash."""
@@ -20,6 +23,8 @@ class Deadly(Folder):
     def fetch(self, file: Entry) -> Fetched:
         if file.name == "05.jpg":
             os._exit(1)
+        if file.name == LAST:
+            time.sleep(1.5)  # still under way when the other's process dies
         return super().fetch(file)
 
 
@@ -29,7 +34,7 @@ def candidates(source: Folder) -> list[Candidate]:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    write_photos(tmp_path, 2 * CHUNK + 3)
+    write_photos(tmp_path, 2 * CHUNK + 1)  # the last chunk is one file, which must not be blamed for another
     (tmp_path / "04.jpg").write_text("no picture")
     return tmp_path
 
@@ -53,7 +58,7 @@ def test_a_file_that_crashes_its_reader_is_found_out(photos: Path) -> None:
     reader = Reader(source)
     reader.use_processes()
     seen = list(reader.examined(candidates(source)))
-    assert len(seen) == 2 * CHUNK + 3
+    assert len(seen) == 2 * CHUNK + 1
     assert {one.file.name: one.problem for one in seen if one.info is None}.keys() == {"04.jpg", "05.jpg"}
     assert next(one for one in seen if one.file.name == "05.jpg").problem == CRASHED
 
