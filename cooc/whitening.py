@@ -122,8 +122,9 @@ def fit_pca(
     _check_dim(dim, len(x), columns, exponent, shrinkage)
     mean = x.mean(dim=0)
     x = x - mean
-    values, sides = _largest(x @ x.T / (len(x) - 1), min(dim, len(x) - 1), len(x))
-    axes = F.normalize(sides @ x, dim=1)
+    values, sides = _largest(x @ x.T / (len(x) - 1), min(dim, len(x) - 1), len(x), singular=shrinkage > 0)
+    real = values > _noise(values, len(x))  # two pictures that are the same leave a direction without any
+    values, axes = values[real], F.normalize(sides[real] @ x, dim=1)
     if dim > len(axes):
         axes, values = _completed(axes, dim), F.pad(values, (0, dim - len(values)))
     values = values + shrinkage * float(x.square().sum()) / (len(x) - 1) / columns
@@ -276,15 +277,19 @@ def _largest(matrix: Tensor, dim: int, samples: int, singular: bool = False) -> 
     """
     values, axes = torch.linalg.eigh(matrix)  # increasing
     values, axes = values.flip(0)[:dim], axes.T.flip(0)[:dim]
-    noise = (1 + values[0] * max(samples, len(matrix))) * torch.finfo(values.dtype).eps  # of unit rows
     if singular:
         return values.clamp_min(0), axes
-    if (rank := int((values > noise).sum())) < dim:
+    if (rank := int((values > _noise(values, max(samples, len(matrix)))).sum())) < dim:
         raise WhiteningError(
             f"These vectors vary in only {rank} directions, too few to whiten to {dim}: "
             f"add pictures that differ, or whiten to at most {rank}."
         )
     return values, axes
+
+
+def _noise(values: Tensor, count: int) -> Tensor:
+    """What rounding leaves of a variance that is 0, for unit rows."""
+    return (1 + values[0] * count) * torch.finfo(values.dtype).eps
 
 
 def _assemble(

@@ -51,16 +51,20 @@ SEEDS = 5
 SIZES = (625, 1250, 2500)  # of smaller whitening sets
 # The filter is 1 off its diagonal. The authors divide theirs by 81, so a rate of theirs is 81 times that rate here.
 # `size` is the longest side of the photos that are trained on, `pairs` says whether all of a landmark count as such.
+PAPER: dict[str, Any] = {"form": "learned", "loss": "contrastive", "positives": 1, "negatives": 5}
+TRIPLET = {"loss": "triplet", "layer": 512, "options": {"margin": 0.5}}
 SETTINGS: dict[str, dict[str, Any]] = {
     "contrastive-8e-3": {"lr": 8e-3},
     "smooth-ap-8e-3": {"lr": 8e-3, "loss": "smooth-ap", "positives": 2, "negatives": 10},
     "all-pairs-8e-3": {"lr": 8e-3, "pairs": "all"},
     "448-px-8e-3": {"lr": 8e-3, "size": 448},
-    "whitened-triplet-8e-3": {"lr": 8e-3, "loss": "triplet", "layer": 512, "options": {"margin": 0.5}},
+    "whitened-triplet-8e-3": {"lr": 8e-3} | TRIPLET,
     "contrastive-3e-2": {"lr": 3e-2},
     "factored-1e-2": {"lr": 1e-2, "form": "factored", "rank": 32},
     "contrastive-1e-3": {"lr": 1e-3},
     "contrastive-8e-8": {"lr": 8e-8, "epochs": 2},
+    "factored-smooth-ap-1e-2": {"lr": 1e-2, "form": "factored", "loss": "smooth-ap", "positives": 2, "negatives": 10},
+    "factored-triplet-1e-2": {"lr": 1e-2, "form": "factored"} | TRIPLET,
 }
 
 
@@ -329,7 +333,7 @@ def learning(bench: Bench, base: DescriptorConfig, args: argparse.Namespace) -> 
         if time.monotonic() - START > args.deadline:
             say(f"no time left for {name}")
             continue
-        values = {"epochs": args.epochs, "patience": args.epochs, "queries": args.queries} | given
+        values = PAPER | {"epochs": args.epochs, "patience": args.epochs, "queries": args.queries} | given
         size, pairs = values.pop("size", args.fit_size), values.pop("pairs", "verified")
         config = TrainConfig(base.replace(size=size), **values)
         cache = bench.landmarks[0] if size == args.fit_size else bench.others(size)

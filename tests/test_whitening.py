@@ -488,6 +488,19 @@ def test_shrinkage_whitens_by_the_lengthened_variances(count: int) -> None:
     assert np.allclose(fewer.projection, fitted.truncate(12).projection, atol=1e-4)
 
 
+def test_two_pictures_that_are_the_same_leave_shrinkage_a_direction_less() -> None:
+    x = np.random.default_rng(0).normal(size=(12, 40))
+    x[7] = x[3]
+    with pytest.raises(WhiteningError, match="vary in only 10 directions"):
+        fit_pca(x, 11)
+    fitted = fit_pca(x, 40, shrinkage=0.1)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    covariance = np.cov(unit.T)
+    expected = np.linalg.inv(covariance + 0.1 * np.trace(covariance) / 40 * np.eye(40))
+    projection = fitted.projection.double().numpy()
+    np.testing.assert_allclose(projection.T @ projection, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("shrinkage", [-0.1, float("nan")])
 def test_shrinkage_is_no_negative_number(shrinkage: float) -> None:
     with pytest.raises(WhiteningError, match="Shrinkage"):

@@ -61,7 +61,8 @@ def learned(results: Results) -> Table:
 
 def _trainings(results: Results) -> tuple[list[Result], dict[str, Result]]:
     """The runs, and the filters that they trained; names that are in both are told apart by their epochs."""
-    files = [f for n in ("experiment-learning", "experiment-losses") if (f := results.other.get(n))]
+    names = ("experiment-learning", "experiment-losses", "experiment-factored", "experiment-factored-12-epochs")
+    files = [f for n in names if (f := results.other.get(n))]
     trained: dict[str, Result] = {}
     for file in files:
         for name, row in file["rows"].items():

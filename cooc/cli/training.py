@@ -35,23 +35,25 @@ def train(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="RUN", help="Folder for all that comes out.")],
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="What to learn a filter for.")] = "paper-bilinear",
     size: Annotated[int, typer.Option(min=32, help="Longest side of the photos in pixels.")] = 640,
-    form: Annotated[Literal["learned", "factored"], typer.Option(help="A full filter, or low rank.")] = "learned",
+    form: Annotated[Literal["learned", "factored"], typer.Option(help="A full filter, or low rank.")] = "factored",
     rank: Annotated[
         int, typer.Option(min=0, help="Of a factored filter (0: 32); a full one is cut to it at the end (0: not).")
     ] = 0,
     parts: Annotated[str, typer.Option("--train", help="Of filter, exponent and whitening, by commas.")] = "filter",
     layer: Annotated[int, typer.Option(min=0, help="Dimensions of a whitening layer before the loss; 0: none.")] = 0,
-    loss: Annotated[Literal["contrastive", "triplet", "smooth-ap"], typer.Option(help="Which.")] = "contrastive",
+    loss: Annotated[
+        Literal["contrastive", "triplet", "smooth-ap"], typer.Option(help="The paper's is the first.")
+    ] = "smooth-ap",
     margin: Annotated[float | None, typer.Option(help="Of contrastive (tau, 0.75) and triplet (0.1).")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of smooth-ap (0.01).")] = None,
-    lr: Annotated[float | None, typer.Option(help="Adam's rate (full 8e-3, factored 3e-4; the paper's 1e-9).")] = None,
+    lr: Annotated[float | None, typer.Option(help="Adam's rate (full 8e-3, factored 1e-2; the paper's 1e-9).")] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 8,
     patience: Annotated[int, typer.Option(min=1, help="Epochs without a better validation mAP.")] = 3,
     batch: Annotated[int, typer.Option(min=1, help="Tuples in a step.")] = 24,
     at_once: Annotated[int, typer.Option(min=1, help="Tuples in memory at once; fewer need less of it.")] = 24,
     queries: Annotated[int, typer.Option(min=1, help="Tuples in an epoch.")] = 2000,
-    positives: Annotated[int, typer.Option(min=1, help="In a tuple.")] = 1,
-    negatives: Annotated[int, typer.Option(min=1, help="In a tuple, each of another label.")] = 5,
+    positives: Annotated[int, typer.Option(min=1, help="In a tuple.")] = 2,
+    negatives: Annotated[int, typer.Option(min=1, help="In a tuple, each of another label.")] = 10,
     pool: Annotated[int, typer.Option(min=2, help="Photos that negatives are mined from.")] = 20000,
     pairs: Annotated[
         Literal["verified", "all"], typer.Option(help="Of one label, to train on: those that match, or any two.")
