@@ -270,8 +270,10 @@ def test_mining_takes_one_of_a_cluster_and_none_of_the_querys() -> None:
             if clusters[i] != clusters[q] and clusters[i] not in clusters[naive] and len(naive) < 4:
                 naive.append(i)
         assert places.tolist() == naive
-    with pytest.raises(InputError, match="at least 8"):
-        mine(vectors[queries], clusters[queries], vectors, clusters, 7)
+    every = mine(vectors[queries], clusters[queries], vectors, clusters, 10)  # of 6 other clusters
+    assert [sorted(row) for row in clusters[every].tolist()] == [sorted({*range(7)} - {q % 7}) for q in range(20)]
+    with pytest.raises(InputError, match="Add another label"):
+        mine(vectors[queries], clusters[:20] * 0, vectors, clusters * 0, 4)
 
 
 def test_an_epochs_tuples_hold_positives_and_hard_negatives_of_the_training_part() -> None:

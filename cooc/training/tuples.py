@@ -218,13 +218,13 @@ def hold_out(photos: Photos, fraction: float, seed: int = 0) -> Photos:
 def mine(queries: Tensor, own: Tensor, pool: Tensor, clusters: Tensor, count: int) -> Tensor:
     """The nearest `count` of the pool for each query, none of the query's own cluster, at most one of any cluster.
 
-    queries (Q, D), own (Q,): their clusters; pool (M, D), clusters (M,). Gives places in the pool. (Q, count)
+    With too few clusters it is one of each. queries (Q, D), own (Q,): their clusters; pool (M, D), clusters (M,). Gives
+    places in the pool. (Q, count)
     """
     names, cluster = torch.unique(clusters, return_inverse=True)  # (K,), (M,)
-    if len(names) <= count:
-        raise InputError(
-            f"{count} negatives of different clusters need at least {count + 1}; the pool has {len(names)}."
-        )
+    count = min(count, len(names) - 1)
+    if count < 1:
+        raise InputError("All photos to train on have one label, so that none is a wrong answer. Add another label.")
     out = []
     for start in range(0, len(queries), 256):
         scores = queries[start : start + 256] @ pool.T  # (q, M)
