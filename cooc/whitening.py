@@ -123,7 +123,7 @@ def fit_pca(
     mean = x.mean(dim=0)
     x = x - mean
     values, sides = _largest(x @ x.T / (len(x) - 1), min(dim, len(x) - 1), len(x), singular=shrinkage > 0)
-    real = values > _noise(values, len(x))  # two pictures that are the same leave a direction without any
+    real = values > _noise(values, len(x))  # none along one direction where a picture is there twice
     values, axes = values[real], F.normalize(sides[real] @ x, dim=1)
     if dim > len(axes):
         axes, values = _completed(axes, dim), F.pad(values, (0, dim - len(values)))

@@ -49,11 +49,13 @@ def learned(results: Results) -> Table:
             cells = [interval(direct[d][e][p]) for d, e, p in columns.values()]
             rows.append([vector, expansion, "direct", *cells])
             for name, row in trained.items():
+                if not row["best"]:  # no epoch helped: the direct form, once more
+                    continue
                 scores = row["scores"][vector]
                 rows.append(["", "", name, *(_gain(scores[d][e][p]) for d, e, p in columns.values())])
     note = (
         "mAP in percent; behind the direct form its 95% bootstrap interval over queries, behind a filter what it gains "
-        "and the interval of that gain. Filters are compressed to rank 32 unless `full filter` is said."
+        "and the interval of that gain. Full filters are compressed to rank 32 unless `full filter` is said."
     )
     headings = ["vector", "expansion", "filter", *OXFORD]
     return Table("Learned filters on Oxford and ROxford", headings, rows, note, sources(files))

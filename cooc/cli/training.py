@@ -53,7 +53,7 @@ def train(
     at_once: Annotated[int, typer.Option(min=1, help="Tuples in memory at once; fewer need less of it.")] = 24,
     queries: Annotated[int, typer.Option(min=1, help="Tuples in an epoch.")] = 2000,
     positives: Annotated[int, typer.Option(min=1, help="In a tuple.")] = 2,
-    negatives: Annotated[int, typer.Option(min=1, help="In a tuple, each of another label.")] = 10,
+    negatives: Annotated[int, typer.Option(min=1, help="In a tuple, each of another label; fewer if those are.")] = 10,
     pool: Annotated[int, typer.Option(min=2, help="Photos that negatives are mined from.")] = 20000,
     pairs: Annotated[
         Literal["verified", "all"], typer.Option(help="Of one label, to train on: those that match, or any two.")
