@@ -67,7 +67,10 @@ Visit = Callable[..., Page]
 
 @pytest.fixture
 def visit(browser: Browser, address: str) -> Iterator[Visit]:
-    """A new page; what it complains about, and what it asks of other hosts, are failures."""
+    """A new page; what it complains about, and what it asks of other hosts, are failures.
+
+    A page of a server that stops before the test ends is closed before that: it may still be asking for something.
+    """
     troubles: list[str] = []
     contexts = []
 
@@ -327,8 +330,7 @@ def test_a_busy_server_is_asked_again(visit: Visit, search: ImageSearch) -> None
     """A 503 is no error for a person: the page waits as long as it was told."""
     app = create_app(search, Settings(describing=1, describing_waiting=0))
     picture = encoded(photo("things/coffee"))
-    with serving(app) as address, ThreadPoolExecutor(1) as other:
-        page = visit(address, calm=False)
+    with serving(app) as address, ThreadPoolExecutor(1) as other, visit(address, calm=False) as page:
         names(page)
         with search._loading:  # so that another client's search takes as long as this
             first = other.submit(httpx.post, f"{address}/api/v1/search", files={"image": picture}, timeout=60)
@@ -344,8 +346,8 @@ def test_endless_scroll(visit: Visit, search: ImageSearch, tmp_path: Path) -> No
     """More pictures come as one scrolls, never all at once, and each one only once."""
     for i in range(70):
         photo("animals/cat", 64).rotate(5 * i).save(tmp_path / f"{i:03}.jpg")
-    with make_index(tmp_path) as many, serving(create_app(many)) as address:
-        page = visit(address, viewport={"width": 1280, "height": 500})
+    size = {"width": 1280, "height": 500}
+    with make_index(tmp_path) as many, serving(create_app(many)) as address, visit(address, viewport=size) as page:
         names(page)
         assert page.locator(".card").count() <= 60
         page.locator(".card .by").first.click()
@@ -409,8 +411,7 @@ def test_dark(visit: Visit) -> None:
 
 
 def test_token(visit: Visit, search: ImageSearch) -> None:
-    with serving(create_app(search, Settings(token=TOKEN))) as address:
-        page = visit(address, calm=False)
+    with serving(create_app(search, Settings(token=TOKEN))) as address, visit(address, calm=False) as page:
         page.get_by_label("Token", exact=True).fill("wrong")
         page.get_by_role("button", name="Go on").click()
         expect(page.locator("#login-problem")).to_contain_text("not the server's token")
@@ -423,8 +424,11 @@ def test_token(visit: Visit, search: ImageSearch) -> None:
 
 def test_updating_the_index(visit: Visit, tmp_path: Path) -> None:
     write_collection(tmp_path)
-    with make_index(tmp_path) as search, serving(create_app(search, Settings(folders=(Path(),)))) as address:
-        page = visit(address)
+    with (
+        make_index(tmp_path) as search,
+        serving(create_app(search, Settings(folders=(Path(),)))) as address,
+        visit(address) as page,
+    ):
         names(page)
         photo("animals/cat", 90).rotate(20).save(tmp_path / "new.jpg")
         page.get_by_role("button", name="Update the index").click()
