@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cooc.allocation import keep_memory
 from cooc.errors import InputError, UnknownNameError, WeightsError
 
 __all__ = ["BACKBONES", "Activations", "Backbone", "build_backbone", "resolve_device", "resolve_dtype"]
@@ -130,8 +129,6 @@ def build_backbone(
             raise WeightsError(f"These weights are not for {name}: {error}") from error
     if name in BACKBONES:
         fold_batch_norms(network)
-    if torch.device(device).type == "cpu" and _grouped(network):
-        keep_memory(1 << 27, 1 << 30)  # its maps are large for the little that is done with them
     return Activations(network.to(device, dtype), backbone, layer or next(iter(backbone.layers))).to(device)
 
 

@@ -2,8 +2,9 @@
 
     python -m tests.test_same_vectors        writes it again: only when a recipe is meant to change
 
-Twenty photographs and parts of photographs that come with scikit-image, as every named recipe describes them. The network
-runs in float64, so that what is compared does not depend on the machine; each vector is kept as 32 random projections.
+Twenty photographs and parts of photographs that come with scikit-image, as every named recipe describes them. The
+network runs in float64, so that what is compared does not depend on the machine; of each vector 32 random projections
+are kept.
 """
 
 from __future__ import annotations
@@ -23,8 +24,20 @@ from cooc.recipes import RECIPES, find_recipe
 
 FIXTURE = Path(__file__).parent / "fixtures" / "vectors.npz"
 SIZE = 160
-PHOTOGRAPHS = """astronaut.png chelsea.png coffee.png rocket.jpg camera.png hubble_deep_field.jpg retina.jpg
-clock_motion.png brick.png cell.png grass.png gravel.png""".split()
+PHOTOGRAPHS = [
+    "astronaut.png",
+    "chelsea.png",
+    "coffee.png",
+    "rocket.jpg",
+    "camera.png",
+    "hubble_deep_field.jpg",
+    "retina.jpg",
+    "clock_motion.png",
+    "brick.png",
+    "cell.png",
+    "grass.png",
+    "gravel.png",
+]
 BOX = (40.0, 20.0, 250.0, 220.0)  # a part of the first eight
 PICTURES = [(name, None) for name in PHOTOGRAPHS] + [(name, BOX) for name in PHOTOGRAPHS[:8]]
 UNWHITENED = ("paper-bilinear-topdown-1024", "paper-bilinear-topdown-2048", "paper-bilinear-topdown-4096",
