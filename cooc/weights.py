@@ -126,16 +126,54 @@ def _read_keras_vgg16(file: Path) -> Tensors:
 
     The graph itself only transposes its input to (B, C, H, W): no mean and no channel order is folded into the kernels.
     """
-    import onnx  # only this archive needs it
-
-    arrays = {i.name: onnx.numpy_helper.to_array(i) for i in onnx.load(file).graph.initializer}
+    arrays = _onnx_arrays(file)
     tensors: Tensors = {}
     for place, block in zip(_VGG16_CONVOLUTIONS, _VGG16_BLOCKS, strict=True):
         layer = "functional_1/block{}_conv{}_1".format(*block.split("_"))
-        tensors[f"features.{place}.weight"] = torch.tensor(arrays[f"{layer}/convolution/ReadVariableOp:0"])
-        tensors[f"features.{place}.bias"] = torch.tensor(arrays[f"{layer}/Squeeze:0"])
+        tensors[f"features.{place}.weight"] = arrays[f"{layer}/convolution/ReadVariableOp:0"]
+        tensors[f"features.{place}.bias"] = arrays[f"{layer}/Squeeze:0"]
     tensors["features.0.weight"] = tensors["features.0.weight"].flip(1)
     return _features(tensors)
+
+
+def _onnx_arrays(file: Path) -> Tensors:
+    """The float32 constants of an ONNX graph. Its format is protobuf, of which so little is needed here (the numbers of
+    six fields, from onnx.proto) that the onnx package need not be installed."""
+    graph, initializer = 7, 5
+    dims, data_type, float32, name, raw_data = 1, 2, 1, 8, 9
+    arrays: Tensors = {}
+    for part in _fields(memoryview(file.read_bytes()), graph):
+        for tensor in _fields(part, initializer):
+            if [*_fields(tensor, data_type)] == [float32]:
+                (title,), (values,) = _fields(tensor, name), _fields(tensor, raw_data)
+                array = np.frombuffer(values, "<f4").reshape([*_fields(tensor, dims)])
+                arrays[str(title, "utf-8")] = torch.from_numpy(array.astype(np.float32))
+    return arrays
+
+
+def _fields(message: memoryview, wanted: int) -> Iterator[Any]:
+    """The values of one field of a protobuf message: an int, or the bytes of a text, an array or a message."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:  # seven bits a byte, the lowest first; the eighth says that more follow
+            byte = message[at]
+            value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        number, kind = divmod(varint(), 8)
+        value: int | memoryview
+        if kind == 0:
+            value = varint()
+        else:
+            size = {1: 8, 5: 4}[kind] if kind != 2 else varint()
+            value, at = message[at : at + size], at + size
+        if number == wanted:
+            yield value
 
 
 def _read_keras_resnet50(folder: Path) -> Tensors:

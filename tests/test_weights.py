@@ -21,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from filelock import FileLock
@@ -414,6 +415,27 @@ def test_the_unpickler_reads_arrays_and_refuses_objects(protocol: int) -> None:
     for refused in (os.system, eval, np.load, Path()):
         with pytest.raises(pickle.UnpicklingError, match="not admitted"):
             weights._ArrayUnpickler(io.BytesIO(pickle.dumps(refused, protocol))).load()
+
+
+def test_onnx_files_are_read_as_the_onnx_package_reads_them(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    arrays = {
+        "kernel": generator.standard_normal((300, 3, 3, 2), np.float32),  # more than a byte of a dimension, of a size
+        "bias/\u00e4": generator.standard_normal(5, np.float32),
+        "scalar": np.float32(3).reshape(()),
+        "empty": np.zeros((0, 4), np.float32),
+        "shape": np.array([1, -1, 1 << 40]),  # not float32
+    }
+    initializers = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["y"], alpha=0.5, name="n" * 200)]
+    sides = [onnx.helper.make_tensor_value_info(side, onnx.TensorProto.FLOAT, [1, None]) for side in "xy"]
+    graph = onnx.helper.make_graph(nodes, "graph", sides[:1], sides[1:], initializers, doc_string="a text")
+    onnx.save(onnx.helper.make_model(graph, producer_name="test"), tmp_path / "model.onnx")
+    theirs = {i.name: onnx.numpy_helper.to_array(i) for i in onnx.load(tmp_path / "model.onnx").graph.initializer}
+    ours = weights._onnx_arrays(tmp_path / "model.onnx")
+    assert ours.keys() == theirs.keys() - {"shape"}
+    for name, tensor in ours.items():
+        np.testing.assert_array_equal(tensor.numpy(), theirs[name], strict=True)
 
 
 def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
