@@ -29,7 +29,7 @@ from cooc.activations import (
     resolve_dtype,
 )
 from cooc.errors import InputError, UnknownNameError, WeightsError
-from cooc.weights import _read_keras_resnet50
+from cooc.weights.readers import read_keras_resnet50
 from tests.reference import keras_resnet50
 
 LAYERS = [(name, layer) for name, backbone in BACKBONES.items() for layer in backbone.layers]
@@ -134,7 +134,7 @@ def test_resnet50_caffe_is_keras_forward(tmp_path: Path) -> None:
     """From shards in Keras' names and layout, through our reader, at sides that no stride divides."""
     arrays, images = keras_resnet50.random_arrays(), pictures(1, 97, 130)
     keras_resnet50.write_shards(tmp_path / "ResNet50", arrays)
-    weights = _read_keras_resnet50(tmp_path / "ResNet50")
+    weights = read_keras_resnet50(tmp_path / "ResNet50")
     maps = keras_resnet50.forward(images, arrays)
     assert BACKBONES["resnet50-caffe"].layers.keys() == CAFFE_LAYERS.keys()
     for layer, name in CAFFE_LAYERS.items():

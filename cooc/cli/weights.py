@@ -1,4 +1,4 @@
-"""Commands: weights list | fetch | verify | export | import. `cooc/weights.py` does the work and knows the sources."""
+"""Commands: weights list | fetch | verify | export | import. `cooc/weights/` does the work and knows the sources."""
 
 from __future__ import annotations
 
