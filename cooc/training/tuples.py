@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cooc.benchmark.datasets import Dataset, image_set, load_dataset
-from cooc.benchmark.ground_truth import ArrayUnpickler
 from cooc.errors import DatasetError, InputError
 from cooc.evaluation import Query
 from cooc.extraction import Item
 from cooc.images import Box
+from cooc.unpickling import load_arrays
 
 __all__ = ["Photos", "from_dataset", "hold_out", "labelled_folders", "load_photos", "mine", "retrieval_sfm", "tuples"]
 
@@ -193,7 +193,7 @@ def _unpickle(file: Path) -> Any:
     """Pickles come from strangers: only containers and arrays are admitted."""
     try:
         with file.open("rb") as stream:
-            return ArrayUnpickler(stream, encoding="latin1").load()
+            return load_arrays(stream)
     except Exception as error:  # whatever a damaged or hostile file leads to
         raise DatasetError(f"{file} is not as published ({error}). Fetch it again.") from error
 

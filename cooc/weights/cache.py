@@ -72,7 +72,7 @@ def _read_cached(name: str) -> Tensors:
     except FileNotFoundError:
         raise WeightsError(f"Weights {name!r} are not in the cache ({path}). {_repair(name)}") from None
     except OSError as error:  # of the disk, or of this process: the file may be good
-        raise WeightsError(f"{path} cannot be read: {error}. Look at the disk and at `ulimit -n`; try again.") from error
+        raise WeightsError(f"{path} cannot be read: {error}. Look at the disk and `ulimit -n`; try again.") from error
     except SafetensorError as error:
         reason = str(error)
     if reason is not None:
