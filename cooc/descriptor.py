@@ -26,7 +26,8 @@ from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture, load_image
 from cooc.pooling import POOLINGS, l2_normalise, mask
 from cooc.recipes import DescriptorConfig, find_filter, find_recipe, shipped
-from cooc.weights import content_hash, load_weights
+from cooc.weights.cache import load_weights
+from cooc.weights.table import content_hash
 from cooc.whitening import Whitening, whiten
 from cooc.whitening import load as load_whitening
 

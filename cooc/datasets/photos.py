@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cooc.datasets.ground_truth import ArrayUnpickler
 from cooc.datasets.retrieval import Dataset, image_set, load_dataset
 from cooc.errors import DatasetError, InputError
 from cooc.evaluation import Query
 from cooc.pictures.batches import Item
 from cooc.pictures.boxes import Box
+from cooc.unpickling import load_arrays
 
 __all__ = ["Photos", "from_dataset", "hold_out", "labelled_folders", "load_photos", "retrieval_sfm"]
 
@@ -191,7 +191,7 @@ def _unpickle(file: Path) -> Any:
     """Pickles come from strangers: only containers and arrays are admitted."""
     try:
         with file.open("rb") as stream:
-            return ArrayUnpickler(stream, encoding="latin1").load()
+            return load_arrays(stream)
     except Exception as error:  # whatever a damaged or hostile file leads to
         raise DatasetError(f"{file} is not as published ({error}). Fetch it again.") from error
 

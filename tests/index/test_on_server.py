@@ -22,7 +22,8 @@ from cooc.image_search import ImageSearch
 from cooc.index import without_password
 from cooc.index.store import Filter
 from tests import servers
-from tests.cli.test_searching import Shell, cooc  # noqa: F401
+from tests.cli.test_searching import Shell
+from tests.conftest import cooc  # noqa: F401
 from tests.serving import RECIPE, descriptor, encoded, photo, serving, views, write_collection
 
 API = "/api/v1"
