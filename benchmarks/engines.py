@@ -25,7 +25,7 @@ from benchmarks.timing import Call, measure, sampler
 from cooc.activations import BACKBONES, Activations, build_backbone
 from cooc.errors import UnknownNameError
 from cooc.provenance import provenance
-from cooc.weights.cache import load_weights
+from cooc.weights import load_weights
 
 __all__ = ["DEFAULT", "ENGINES", "WORTH", "run_engines"]
 

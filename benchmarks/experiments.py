@@ -33,12 +33,14 @@ from cooc.bench.run import evaluate_vectors
 from cooc.cooccurrence import Cooccurrence
 from cooc.datasets.photos import Photos, hold_out, labelled_folders
 from cooc.datasets.retrieval import Dataset, image_set, load_dataset
-from cooc.descriptor import BATCH_PIXELS, BATCHES_AHEAD, load_backbone, rescale, upload
+from cooc.descriptor import load_backbone, rescale
+from cooc.errors import CoocError
 from cooc.evaluation import bootstrap_interval
-from cooc.pictures.batches import Bad, Item, default_workers, extract
+from cooc.pictures.batches import Item, default_workers
 from cooc.pooling import l2_normalise
 from cooc.provenance import portable, provenance
 from cooc.recipes import MULTI_SCALE, DescriptorConfig, find_recipe
+from cooc.stream import stream, upload
 from cooc.training import filters
 from cooc.training.cache import ActivationCache, Columns
 from cooc.training.network import CoOcNet, describe
@@ -149,25 +151,17 @@ def activations(
     columns = [Columns() for _ in scales]
 
     @torch.no_grad()
-    def run(images: Tensor) -> list[Tensor]:
+    def begin(images: Tensor) -> Callable[[], list[list[Tensor]]]:
         images = upload(images, device)
-        return [backbone(rescale(images, scale, backbone.stride)) for scale in scales]
+        maps = [backbone(rescale(images, scale, backbone.stride)) for scale in scales]
+        return lambda: [list(of_one) for of_one in zip(*maps, strict=True)]
 
     keyed = [Item(str(i), item.picture, item.box) for i, item in enumerate(items)]
-    pixels = BATCH_PIXELS[device.type]
-    for batch in extract(
-        keyed,
-        run,
-        size=size,
-        min_side=backbone.stride,
-        workers=workers,
-        batch_pixels=pixels,
-        ahead=BATCHES_AHEAD[device.type],
-    ):
-        if isinstance(batch, Bad):
-            sys.exit(f"An experiment needs all of its pictures. {batch.reason}")
-        for column, A in zip(columns, batch.result, strict=True):
-            column.add([item.key for item in batch.items], A)
+    for item, found in stream(keyed, begin, device=device, size=size, min_side=backbone.stride, workers=workers):
+        if isinstance(found, CoocError):
+            sys.exit(f"An experiment needs all of its pictures. {found}")
+        for column, A in zip(columns, found, strict=True):
+            column.add([item.key], A[None])
     return [column.cache(str(i) for i in range(len(items))).to(device) for column in columns]
 
 

@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from cooc.descriptor import BATCH_PIXELS, Descriptor, batches
+from cooc.descriptor import Descriptor
 from cooc.errors import StoreMissingError
 from cooc.image_search import ImageSearch
 from cooc.index import sync
 from cooc.index.store import Vectors
-from cooc.pictures.batches import Item, decode, default_workers
+from cooc.pictures.batches import Batch, Item, batches, default_workers
 from cooc.pictures.folder import list_images
+from cooc.stream import batch_pixels
 
 __all__ = ["kill_and_resume", "measure_throughput", "open_or_create"]
 
@@ -59,13 +60,14 @@ def measure_throughput(
     if workers is None:
         workers = default_workers(descriptor.device.type)
     items = (Item(None, path) for path in paths[:SAMPLE])
-    decoded = decode(items, size=descriptor.config.size, min_side=descriptor.backbone.stride, workers=workers)
-    pixels = [picture for _, picture in decoded if not isinstance(picture, str)]
-    groups = batches([picture.shape[:2] for picture in pixels], BATCH_PIXELS[descriptor.device.type])
-
-    stacks = [torch.from_numpy(np.stack([pixels[i] for i in group])).permute(0, 3, 1, 2) for group in groups]
-    if descriptor.device.type == "cuda":  # bare means bare: no transfer either
-        stacks = [stack.to(descriptor.device) for stack in stacks]
+    size, least, most = descriptor.config.size, descriptor.backbone.stride, batch_pixels(descriptor.device)
+    stacks = []
+    for batch in batches(items, size=size, min_side=least, workers=workers, batch_pixels=most):
+        if isinstance(batch, Batch):
+            pixels = np.empty(batch.shape, np.uint8)
+            batch.copy_to(pixels)
+            stacks.append(torch.from_numpy(pixels).permute(0, 3, 1, 2).to(descriptor.device))  # no transfer
+    count = sum(map(len, stacks))
 
     @torch.inference_mode()
     def bare() -> float:
@@ -85,11 +87,11 @@ def measure_throughput(
             return time.perf_counter() - started
 
     bare()  # warm: memory, kernels
-    times = [(bare() / len(pixels), whole() / len(paths)) for _ in range(rounds)]  # seconds for one picture
+    times = [(bare() / count, whole() / len(paths)) for _ in range(rounds)]  # seconds for one picture
     return {
         "pictures": len(paths),
-        "pictures, bare network": len(pixels),
-        "pixels": sum(picture.shape[0] * picture.shape[1] for picture in pixels) // max(len(pixels), 1),
+        "pictures, bare network": count,
+        "pixels": sum(stack[:, 0].numel() for stack in stacks) // max(count, 1),
         "recipe": recipe,
         "workers": workers,
         "bare network, pictures per second": 1 / statistics.median(b for b, _ in times),

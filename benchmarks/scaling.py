@@ -62,7 +62,8 @@ def measure_scaling(
     descriptor = Descriptor.from_recipe(recipe, device="cpu")
     config, weights = descriptor.config, descriptor.fingerprint
 
-    def build(device: str) -> Descriptor:
+    def build(device: str, threads: int) -> Descriptor:
+        torch.set_num_threads(threads)
         return Descriptor(config, device=device)
 
     def run(name: str, pictures: str, engine: Engine | None, threads: int, workers: int | None) -> dict[str, Any]:

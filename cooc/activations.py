@@ -71,17 +71,20 @@ class Activations(nn.Module):
         return out.contiguous()  # (B, C, H', W')
 
 
-def resolve_device(device: str = "auto") -> torch.device:
-    """ "auto" is the GPU where there is one; "cpu", "cuda" or "cuda:1" are taken at their word."""
+def resolve_device(device: str | torch.device = "auto") -> torch.device:
+    """ "auto" is a CUDA GPU where there is one, else the CPU; "cpu", "cuda:1", "mps", "xpu" are taken at their word."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except RuntimeError as error:
-        raise InputError(f"Unknown device {device!r}; choose auto, cpu or cuda.") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("There is no usable CUDA device here; use --device cpu, or install a CUDA build of torch.")
-    return chosen
+        torch.zeros(1, device=chosen).cpu()
+        return chosen
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:  # as many ways as backends
+        here = ["cpu", *(str(torch.device("cuda", i)) for i in range(torch.cuda.device_count()))]
+        if (other := torch.accelerator.current_accelerator()) is not None and other.type != "cuda":
+            here.append(other.type)
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"The device {device!r} cannot be used here ({first}). Usable: {', '.join(here)}.") from error
 
 
 def resolve_dtype(dtype: str = "auto", device: torch.device | None = None) -> torch.dtype:

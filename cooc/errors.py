@@ -12,7 +12,8 @@
     │   ├── StoreMismatchError      5   vectors of another recipe, weight set or dimension
     │   ├── StoreLockedError        5   another process is writing
     │   └── StoreDamagedError       5   the files on disk are not what was written
-    └── DatasetError                6   a benchmark's pictures or ground truth are missing or wrong
+    ├── DatasetError                6   a benchmark's pictures or ground truth are missing or wrong
+    └── MachineError                7   this machine failed, not the file: out of memory, a lost disk
 
 Exit code 3 is no exception: a command that did its work, but had to leave some files out, ends with it.
 """
@@ -31,6 +32,7 @@ __all__ = [
     "DatasetError",
     "ImageError",
     "InputError",
+    "MachineError",
     "StoreDamagedError",
     "StoreError",
     "StoreLockedError",
@@ -100,3 +102,9 @@ class StoreDamagedError(StoreError):
 
 class DatasetError(CoocError):
     exit_code = 6
+
+
+class MachineError(CoocError):
+    """Nothing is wrong with what was given: the same may work later, or on another machine. Never remembered."""
+
+    exit_code = 7

@@ -74,7 +74,7 @@ class ImageSearch:
         self.index_name = without_password(self.index_path)  # what may be shown
         self.collection = open_collection(_root(self.index_path, self.meta))
         self.config = DescriptorConfig.from_dict(self.meta.config)
-        self.calibration = calibration.find(self.config, self.meta.dim)
+        self.calibration = calibration.find(self.config.score_space(self.meta.dim))
         self._device = device
         self._loading = threading.Lock()
         self._descriptor: Descriptor | None = None
@@ -282,7 +282,7 @@ class ImageSearch:
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset)
         images, boxes = _together(image, box)
-        query = unit(self.descriptor(images, boxes).numpy().sum(axis=0))
+        query = unit(self.descriptor.describe(images, boxes).numpy().sum(axis=0))
         return find_matches(self.store, query, options, curve=self.calibration, started=started)
 
     def search_id(
@@ -301,7 +301,9 @@ class ImageSearch:
         """The same for a picture of the index, by its vector, or for the part of it in a box; it is not among them."""
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset)
-        query = self.vectors([id])[0] if box is None else unit(self.descriptor([self.file(id)], [box]).numpy()[0])
+        query = (
+            self.vectors([id])[0] if box is None else unit(self.descriptor.describe([self.file(id)], [box]).numpy()[0])
+        )
         return find_matches(self.store, query, options, curve=self.calibration, without=id, started=started)
 
     def search_vector(self, vector: NDArray[np.float32], k: int = 20, **options: Any) -> Results:

@@ -3,6 +3,9 @@
 find_recipe("paper-linear-topdown").config       the frozen DescriptorConfig
 find_recipe("gem+p=4+size=640")                  any setting or pooling option, joined by "+"
 find_recipe("crow+ms")                           ms: at scales 1, 1/sqrt 2, 1/2;  raw: without whitening
+find_recipe("runs/mine")                         a folder: what `cooc train` and Descriptor.save_pretrained write
+
+Such a folder is an artefact: descriptor.json has the settings; filter and whitening lie beside it as safetensors.
 """
 
 from __future__ import annotations
@@ -18,13 +21,30 @@ from pathlib import Path
 from typing import Any
 
 from cooc.activations import BACKBONES
-from cooc.errors import InputError, UnknownNameError
+from cooc.cooccurrence import Cooccurrence
+from cooc.errors import InputError, UnknownNameError, WhiteningError
+from cooc.files import replacing
 from cooc.pooling import MASKS, POOLINGS
+from cooc.whitening import Whitening
+from cooc.whitening import load as load_whitening
+from cooc.whitening import save as save_whitening
 
-__all__ = ["MULTI_SCALE", "RECIPES", "DescriptorConfig", "Recipe", "find_filter", "find_recipe", "shipped"]
+__all__ = [
+    "MULTI_SCALE",
+    "RECIPES",
+    "DescriptorConfig",
+    "Recipe",
+    "find_filter",
+    "find_recipe",
+    "find_whitening",
+    "read_artefact",
+    "shipped",
+    "write_artefact",
+]
 
 MULTI_SCALE = (1.0, math.sqrt(0.5), 0.5)
 COOCCURRENCES = ("direct", "learned", "shih", "none")
+ARTEFACT = "descriptor.json"
 SKETCH = (("dim", 8192), ("seed", 0))
 
 
@@ -117,6 +137,13 @@ class DescriptorConfig:
             parts.append({"direct": "act", "none": "aa"}.get(self.cooccurrence, self.cooccurrence))
         return "-".join(parts + [self.mask] * (self.mask != "none"))
 
+    def score_space(self, dim: int) -> str | None:
+        """The name of its scores: what a calibration is kept by. None for a whitening of the user's own."""
+        if Path(self.whitening).suffix:
+            return None
+        parts = [self.space, self.whitening or "raw", str(dim)] + ["ms"] * (len(self.scales) > 1)
+        return "-".join(parts)
+
     def _digest(self, *without: str) -> str:
         values = {key: value for key, value in self.as_dict().items() if key not in without}
         if self.filter:  # what counts is the filter in the file, not where the file lies
@@ -141,6 +168,25 @@ def find_filter(name: str) -> Path:
     if not path.is_file():
         raise InputError(f"{path}: no such filter file. Train one (`cooc train`), or give .npy or .safetensors.")
     return path
+
+
+def find_whitening(config: DescriptorConfig) -> Whitening:
+    """The whitening that a config names, a file or one that ships with cooc; refused if it is for other vectors."""
+    named = Path(config.whitening)
+    path = named if named.suffix else shipped("whitening", f"{named}--{config.space}")
+    if path is None:
+        raise WhiteningError(
+            f"No whitening {config.whitening!r} for {config.space} ships with cooc. Fit one on your own pictures, "
+            "`cooc whiten FOLDER --recipe RECIPE -o FILE.safetensors`, and use RECIPE+whitening=FILE.safetensors; "
+            "or use RECIPE+raw, without whitening."
+        )
+    whitening = load_whitening(path)
+    if whitening.meta.get("space_hash") != config.space_hash:
+        raise WhiteningError(
+            f"{path} was fitted for other vectors ({whitening.meta.get('space', 'unknown')}), not for {config.space}. "
+            "Fit one for this recipe: `cooc whiten FOLDER --recipe RECIPE -o FILE.safetensors`."
+        )
+    return whitening
 
 
 def shipped(folder: str, name: str) -> Path | None:
@@ -210,14 +256,58 @@ RECIPES: dict[str, Recipe] = {name: Recipe(name, config, source) for name, (conf
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name, with the changes that follow it after "+"."""
+    """The recipe of that name, or the artefact in that folder, with the changes that follow it after "+"."""
     base, *changes = name.split("+")
-    if base not in RECIPES:
+    if Path(name).is_dir():
+        base, changes = name, []
+    if base not in RECIPES and not Path(base).is_dir():
         raise UnknownNameError("recipe", base, RECIPES)
-    config = RECIPES[base].config
+    found = RECIPES.get(base) or read_artefact(Path(base))
+    config = found.config
     for change in changes:
         config = _change(config, change)
-    return Recipe(name, config, RECIPES[base].source + (f", changed: {' '.join(changes)}" if changes else ""))
+    return Recipe(name, config, found.source + (f", changed: {' '.join(changes)}" if changes else ""))
+
+
+def read_artefact(folder: Path) -> Recipe:
+    file = folder / ARTEFACT
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        values = content["config"]
+        for name in ("filter", "whitening"):
+            if values[name]:
+                values[name] = str(folder / Path(values[name]).name)
+        return Recipe(str(folder), DescriptorConfig.from_dict(values), f"{file}: {content.get('source', 'unknown')}")
+    except FileNotFoundError as error:
+        raise InputError(f"There is no descriptor in {folder} ({ARTEFACT} is missing). Name a recipe.") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is no descriptor that cooc wrote ({error}). Write or copy it again.") from error
+
+
+def write_artefact(
+    folder: Path,
+    config: DescriptorConfig,
+    filter: Cooccurrence | None,
+    whitening: Whitening | None,
+    *,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """A descriptor as one folder, which any command takes as a recipe. descriptor.json comes last: then it is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if filter is not None:
+        filter.save(folder / "filter.safetensors")
+        config = config.replace(cooccurrence="learned", filter=str(folder / "filter.safetensors"))
+    if whitening is not None:
+        meta = {"space": config.space, "space_hash": config.space_hash}
+        fitted = Whitening(whitening.mean, whitening.projection.detach(), whitening.meta | meta, whitening.eigenvalues)
+        save_whitening(fitted, folder / "whitening.safetensors")
+    files = {
+        "filter": "filter.safetensors" if filter else "",
+        "whitening": "whitening.safetensors" if whitening else "",
+    }
+    values = config.as_dict() | {"dtype": "auto", "dim": whitening.dim if whitening else 0} | files
+    with replacing(folder / ARTEFACT) as stream:
+        stream.write(json.dumps({**(about or {}), "config": values}, indent=1).encode() + b"\n")
 
 
 def _change(config: DescriptorConfig, change: str) -> DescriptorConfig:

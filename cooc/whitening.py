@@ -1,4 +1,4 @@
-"""Whitening: vectors of D numbers -> L2 -> (x - mean) @ projection.T -> L2 -> vectors of d numbers (SPEC 6).
+"""Whitening: vectors of D dimensions -> L2 -> (x - mean) @ projection.T -> L2 -> vectors of d dimensions.
 
 Channels that fire together count twice in an inner product. Whitening, fitted once on other pictures, undoes that:
 
@@ -18,7 +18,6 @@ import math
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +27,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from cooc.errors import UnknownNameError, WhiteningError
 
@@ -45,21 +44,33 @@ CHUNK = 4096  # rows taken to float64 at once
 logger = logging.getLogger("cooc")
 
 
-@dataclass(frozen=True, eq=False)
-class Whitening:
-    """A fitted whitening: float32 tensors, and where they come from."""
+class Whitening(nn.Module):
+    """A fitted whitening, as the last layer of a network: (..., D) -> (..., d), unit length. See `whiten`.
 
-    mean: Tensor  # (D,)
-    projection: Tensor  # (d, D), most important row first
-    meta: dict[str, str] = field(default_factory=dict)  # kind, samples, exponent, and what the caller adds
-    eigenvalues: Tensor | None = None  # (d,), decreasing, before the exponent
+    `meta` says where it comes from: kind, samples, exponent, and what the caller adds. It is fixed unless somebody
+    trains it: whitening.requires_grad_().
+    """
 
-    def __post_init__(self) -> None:
-        shapes = tuple(self.mean.shape), tuple(self.projection.shape)
-        if self.mean.ndim != 1 or self.projection.ndim != 2 or self.projection.shape[1] != len(self.mean):
+    mean: Tensor
+    eigenvalues: Tensor | None
+
+    def __init__(
+        self,
+        mean: Tensor,  # (D,)
+        projection: Tensor,  # (d, D), most important row first
+        meta: Mapping[str, str] | None = None,
+        eigenvalues: Tensor | None = None,  # (d,), decreasing, before the exponent
+    ) -> None:
+        super().__init__()
+        shapes = tuple(mean.shape), tuple(projection.shape)
+        if mean.ndim != 1 or projection.ndim != 2 or projection.shape[1] != len(mean):
             raise WhiteningError(f"A whitening needs mean (D,) and projection (d, D), not {shapes[0]} and {shapes[1]}.")
-        if self.eigenvalues is not None and self.eigenvalues.shape != (self.dim,):
-            raise WhiteningError(f"A whitening to {self.dim} needs as many eigenvalues, not {len(self.eigenvalues)}.")
+        if eigenvalues is not None and eigenvalues.shape != (len(projection),):
+            raise WhiteningError(f"A whitening to {len(projection)} needs as many eigenvalues, not {len(eigenvalues)}.")
+        self.meta = dict(meta or {})
+        self.register_buffer("mean", mean)
+        self.projection = nn.Parameter(projection, requires_grad=False)
+        self.register_buffer("eigenvalues", eigenvalues)
 
     @property
     def dim(self) -> int:
@@ -69,30 +80,29 @@ class Whitening:
     def input_dim(self) -> int:
         return self.projection.shape[1]
 
-    def __call__(self, vectors: Tensor) -> Tensor:
-        return whiten(vectors, self)
-
-    def to(self, device: torch.device | str) -> Whitening:
-        values = None if self.eigenvalues is None else self.eigenvalues.to(device)
-        return Whitening(self.mean.to(device), self.projection.to(device), self.meta, values)
+    def forward(self, vectors: Tensor) -> Tensor:
+        return whiten(vectors, self.mean, self.projection)
 
     def truncate(self, dim: int) -> Whitening:
         """The whitening to fewer dimensions, equal to a fit at that size."""
         if not 1 <= dim <= self.dim:
             raise WhiteningError(f"This whitening gives 1 to {self.dim} dimensions, not {dim}; fit one with more.")
         values = None if self.eigenvalues is None else self.eigenvalues[:dim]
-        return Whitening(self.mean, self.projection[:dim], self.meta, values)
+        return Whitening(self.mean, self.projection[:dim].detach(), self.meta, values)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_dim} -> {self.dim}"
 
 
-def whiten(vectors: Tensor, whitening: Whitening) -> Tensor:
-    """(..., D) -> (..., d), unit length. A zero vector has no direction and stays zero. Autograd works."""
-    if vectors.shape[-1] != whitening.input_dim:
+def whiten(vectors: Tensor, mean: Tensor, projection: Tensor) -> Tensor:
+    """(..., D) -> (..., d), unit length, in float32 or better. A zero vector has no direction and stays zero."""
+    if vectors.shape[-1] != projection.shape[1]:
         raise WhiteningError(
-            f"Vectors of {vectors.shape[-1]} dimensions, but this whitening takes {whitening.input_dim}: "
+            f"Vectors of {vectors.shape[-1]} dimensions, but this whitening takes {projection.shape[1]}: "
             "it belongs to another recipe; use that recipe, or fit a whitening for this one."
         )
     dtype = torch.promote_types(vectors.dtype, torch.float32)
-    mean, projection = (t.to(vectors.device, dtype) for t in (whitening.mean, whitening.projection))
+    mean, projection = (t.to(vectors.device, dtype) for t in (mean, projection))
     x = _unit(vectors.to(dtype))  # (..., D)
     empty = (x == 0).all(dim=-1, keepdim=True)
     return _unit((x - mean) @ projection.T).masked_fill(empty, 0)  # (..., d)

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.__main__ import app as benchmarks_app
 from cooc.cli import app
-from cooc.weights.cache import load_weights
+from cooc.weights import load_weights
 from tests.servers import end_servers
 from tests.shell import Shell, shell
 

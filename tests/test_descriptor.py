@@ -19,11 +19,11 @@ from torch import Tensor
 
 from cooc.activations import Activations, build_backbone
 from cooc.cooccurrence import Cooccurrence, cooccurrence
-from cooc.descriptor import Descriptor, batches, rescale
-from cooc.errors import BoxError, ImageError, InputError, UnknownNameError, WhiteningError
+from cooc.descriptor import Descriptor, rescale
+from cooc.errors import BoxError, ImageError, InputError, MachineError, UnknownNameError, WhiteningError
 from cooc.pooling import POOLINGS, chco_sct, gem, l2_normalise, mask
 from cooc.recipes import MULTI_SCALE, DescriptorConfig
-from cooc.whitening import Whitening, fit_pca, whiten
+from cooc.whitening import Whitening, fit_pca
 from cooc.whitening import save as save_whitening
 from tests.test_activations import random_weights
 
@@ -82,8 +82,8 @@ def test_it_is_the_stages_joined() -> None:
     describe = Descriptor(config(mask="top-down", radius=2), device="cpu", backbone=backbone(), whitening=whitening())
     A = mask(backbone()(images), "top-down")
     raw = F.normalize(chco_sct(A, cooccurrence(A, 2)), dim=1)
-    close(describe.raw([photo()]), raw)
-    close(describe([photo()]), whiten(raw, whitening()))
+    close(describe.raw(describe.load(photo())[None]), raw)
+    close(describe([photo()]), whitening()(raw))
     assert describe.dim == 16
     close(describe([photo()]).norm(dim=1), torch.ones(1))
 
@@ -158,7 +158,7 @@ def test_a_black_picture_is_no_error() -> None:
 
 def test_nan_is_refused() -> None:
     describe = descriptor(pooling="ucrow", cooccurrence="none")
-    with pytest.raises(InputError, match="NaN or infinity"):
+    with pytest.raises(MachineError, match="NaN or infinity"):
         describe(torch.full((3, 64, 64), torch.nan))
 
 
@@ -167,12 +167,6 @@ def test_large_pictures_are_reduced_and_small_ones_kept() -> None:
     assert describe.load(photo(128, 96)).shape == (3, 48, 64)
     assert describe.load(photo(60, 40)).shape == (3, 40, 60)
     assert describe.load(photo(60, 40)).dtype == torch.uint8
-
-
-def test_batches_by_shape_and_pixels() -> None:
-    shapes = [(2, 3), (4, 4), (2, 3), (2, 3), (4, 4)]
-    assert batches(shapes, 12) == [[0, 2], [3], [1], [4]]
-    assert batches(shapes, 1000) == [[0, 2, 3], [1, 4]]
 
 
 # Boxes
@@ -221,8 +215,8 @@ def test_multi_scale_is_the_mean_of_scales() -> None:
     describe = descriptor(scales=(1.0, 0.5))
     images = torch.from_numpy(photo()).permute(2, 0, 1)[None]
     half = F.interpolate(images.float() / 255, size=(48, 64), mode="bilinear", antialias=True)
-    one, two = descriptor().describe(images), descriptor().describe(half)
-    close(describe.describe(images), F.normalize((one + two) / 2, dim=1))
+    one, two = descriptor().raw(images), descriptor().raw(half)
+    close(describe.raw(images), F.normalize((one + two) / 2, dim=1))
     assert float(one[0] @ two[0]) < 0.9999
 
 
@@ -233,7 +227,7 @@ def test_multi_scale_gem_takes_its_own_power_mean(p: float) -> None:
     images = torch.from_numpy(photo()).permute(2, 0, 1)[None]
     one, two = (l2_normalise(gem(backbone()(rescale(images, s, 32)), p=p)).double() for s in (1.0, 0.5))
     wanted = F.normalize(((one**p + two**p) / 2) ** (1 / p), dim=1)
-    close(describe.describe(images).double(), wanted)
+    close(describe.raw(images).double(), wanted)
     assert not torch.allclose(wanted, F.normalize(one + two, dim=1), atol=1e-4)
 
 
@@ -395,7 +389,7 @@ def test_whitening_from_a_file(tmp_path: Path) -> None:
     save_whitening(whitening(), path)
     describe = Descriptor(config(whitening=str(path), dim=8), device="cpu", backbone=backbone())
     assert describe.dim == 8
-    close(describe([photo()]), whiten(descriptor()([photo()]), whitening().truncate(8)))
+    close(describe([photo()]), whitening().truncate(8)(descriptor()([photo()])))
     everything = Descriptor(config(whitening=str(path)), device="cpu", backbone=backbone())
     assert everything.dim == 16
     with pytest.raises(WhiteningError, match="1 to 16 dimensions"):

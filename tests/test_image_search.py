@@ -364,12 +364,13 @@ def test_shipped_curves_belong_to_shipped_recipes() -> None:
 
     for name, curve in calibration._shipped().items():
         config = find_recipe(curve["recipe"]).config
-        assert calibration.space(config, config.dim) == name
-        assert calibration.find(config, config.dim) == Calibration(curve["slope"], curve["offset"])
+        assert config.score_space(config.dim) == name
+        assert calibration.find(name) == Calibration(curve["slope"], curve["offset"])
         assert curve["slope"] > 0
     config = find_recipe("paper-linear").config
-    assert calibration.find(config.replace(whitening="mine.safetensors"), 512) is None
-    assert calibration.space(config.replace(whitening="", dim=0), 512) != calibration.space(config, 512)
+    assert config.replace(whitening="mine.safetensors").score_space(512) is None
+    assert calibration.find(None) is None
+    assert config.replace(whitening="", dim=0).score_space(512) != config.score_space(512)
 
 
 # Export and import

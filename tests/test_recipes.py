@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cooc.activations import BACKBONES
-from cooc.descriptor import Pooler
 from cooc.errors import InputError, UnknownNameError
+from cooc.pooler import Pooler
 from cooc.pooling import POOLINGS
 from cooc.recipes import MULTI_SCALE, RECIPES, find_recipe
 

@@ -26,7 +26,6 @@ from cooc.whitening import (
     fit_pca_streaming,
     load,
     save,
-    whiten,
 )
 from tests.reference import whitening as reference
 
@@ -59,10 +58,10 @@ def test_whiten_equals_the_loop() -> None:
     x[4] = 0
     fitted = fit_pca(spectrum(50, 12, seed=1), 7)
     expected = reference.whiten(x.double().numpy(), fitted.mean.double().numpy(), fitted.projection.double().numpy())
-    np.testing.assert_allclose(whiten(x.double(), fitted), expected, atol=1e-12)
-    np.testing.assert_allclose(whiten(x, fitted), expected, atol=2e-6)
-    torch.testing.assert_close(fitted(x[2]), whiten(x, fitted)[2])
-    torch.testing.assert_close(fitted(x.reshape(5, 6, 12)), whiten(x, fitted).reshape(5, 6, 7))
+    np.testing.assert_allclose(fitted(x.double()), expected, atol=1e-12)
+    np.testing.assert_allclose(fitted(x), expected, atol=2e-6)
+    torch.testing.assert_close(fitted(x[2]), fitted(x)[2])
+    torch.testing.assert_close(fitted(x.reshape(5, 6, 12)), fitted(x).reshape(5, 6, 7))
 
 
 def test_whiten_gives_unit_float32_and_keeps_zero_vectors() -> None:
@@ -70,28 +69,28 @@ def test_whiten_gives_unit_float32_and_keeps_zero_vectors() -> None:
     x = spectrum(6, 12, seed=1)
     x[2] = 0
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        out = whiten(x.to(dtype), fitted)
+        out = fitted(x.to(dtype))
         assert out.dtype == torch.float32
         torch.testing.assert_close(out.norm(dim=1), torch.tensor([1.0, 1, 0, 1, 1, 1]))
-    assert whiten(x[:0], fitted).shape == (0, 7)
+    assert fitted(x[:0]).shape == (0, 7)
 
 
 @pytest.mark.parametrize("factor", [1e-30, 1e-3, 1e30])
 def test_whiten_does_not_depend_on_length(factor: float) -> None:
     fitted, x = fit_pca(spectrum(50, 12), 7), spectrum(6, 12, seed=1)
-    torch.testing.assert_close(whiten(x * factor, fitted), whiten(x, fitted), atol=2e-6, rtol=0)
+    torch.testing.assert_close(fitted(x * factor), fitted(x), atol=2e-6, rtol=0)
 
 
 def test_gradient_through_whiten() -> None:
     fitted, x = fit_pca(spectrum(50, 6), 4), spectrum(3, 6, seed=1).double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda v: whiten(v, fitted), (x,))
+    assert torch.autograd.gradcheck(lambda v: fitted(v), (x,))
 
 
 def test_truncate_equals_a_smaller_fit() -> None:
     x = spectrum(100, 16)
     large, small = fit_pca(x, 12).truncate(5), fit_pca(x, 5)
     torch.testing.assert_close(large.projection, small.projection)
-    torch.testing.assert_close(whiten(x, large), whiten(x, small))
+    torch.testing.assert_close(large(x), small(x))
     assert (large.dim, large.input_dim) == (5, 16)
     assert large.eigenvalues is not None
     assert large.eigenvalues.shape == (5,)
@@ -102,15 +101,16 @@ def test_truncate_equals_a_smaller_fit() -> None:
 
 def test_to_keeps_everything() -> None:
     fitted = fit_pca(spectrum(30, 8), 4)
+    assert Whitening(fitted.mean, fitted.projection).to("cpu").eigenvalues is None
+    meta = dict(fitted.meta)
     moved = fitted.to("meta")
     assert {moved.mean.device.type, moved.projection.device.type} == {"meta"}
-    assert moved.meta == fitted.meta
-    assert Whitening(fitted.mean, fitted.projection).to("cpu").eigenvalues is None
+    assert moved.meta == meta
 
 
 def test_shapes_that_do_not_fit() -> None:
     with pytest.raises(WhiteningError, match="another recipe"):
-        whiten(torch.ones(2, 9), fit_pca(spectrum(30, 8), 4))
+        fit_pca(spectrum(30, 8), 4)(torch.ones(2, 9))
     with pytest.raises(WhiteningError, match="needs mean"):
         Whitening(torch.zeros(3), torch.zeros(2, 4))
     with pytest.raises(WhiteningError, match="as many eigenvalues"):
@@ -336,7 +336,7 @@ def test_learned_finds_pairs_that_pca_confuses() -> None:
     train, test = slice(0, 200), slice(200, 400)
 
     def right(fitted: Whitening) -> float:
-        z = whiten(x[test], fitted)
+        z = fitted(x[test])
         return (z[0::2] @ z[1::2].T).argmax(dim=1).eq(torch.arange(100)).double().mean().item()
 
     assert right(fit_learned(x[train], queries[:100], positives[:100], 16)) > right(fit_pca(x[train], 16, exponent=0))
@@ -346,7 +346,7 @@ def test_learned_with_fewer_pairs_than_dimensions() -> None:
     x, queries, positives = pairs(60, 40)
     fitted = fit_learned(x, queries[:10], positives[:10], 20)
     assert bool(fitted.projection.isfinite().all())
-    torch.testing.assert_close(whiten(x, fitted).norm(dim=1), torch.ones(120))
+    torch.testing.assert_close(fitted(x).norm(dim=1), torch.ones(120))
 
 
 def test_learned_leaves_zero_vectors_out() -> None:
@@ -412,7 +412,7 @@ def test_small_storage_changes_little(
     assert (tmp_path / storage).stat().st_size < part * (tmp_path / "float32").stat().st_size
     again = load(tmp_path / storage)
     assert again.projection.dtype == torch.float32
-    assert F.cosine_similarity(whiten(x, again), whiten(x, fitted)).min().item() > cosine
+    assert F.cosine_similarity(again(x), fitted(x)).min().item() > cosine
 
 
 def test_int8_of_learned_whitening_and_of_an_empty_row(tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_int8_of_learned_whitening_and_of_an_empty_row(tmp_path: Path) -> None:
         save(fitted, tmp_path / storage, storage)
         again = load(tmp_path / storage)
         assert not again.projection[40].any()
-        assert F.cosine_similarity(whiten(x, again), whiten(x, fitted)).min().item() > 0.9995
+        assert F.cosine_similarity(again(x), fitted(x)).min().item() > 0.9995
 
 
 def test_files_that_are_no_whitening(tmp_path: Path) -> None:

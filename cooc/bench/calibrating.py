@@ -13,13 +13,12 @@ import numpy as np
 
 from cooc.bench.run import Options, Vectors, raw_vectors
 from cooc.datasets.retrieval import Dataset
-from cooc.descriptor import find_whitening
 from cooc.errors import InputError
 from cooc.evaluation import PROTOCOLS
-from cooc.index.calibration import calibrate, space
+from cooc.index.calibration import calibrate
 from cooc.pictures.batches import Item
 from cooc.provenance import provenance
-from cooc.recipes import Recipe
+from cooc.recipes import Recipe, find_whitening
 
 __all__ = ["calibrate_recipe", "write_curve"]
 
@@ -32,7 +31,7 @@ def calibrate_recipe(dataset: Dataset, recipe: Recipe, options: Options, made: P
             f"{len(database)} and {len(queries)} vectors for {len(dataset.image_paths)} pictures and "
             f"{len(dataset.queries)} queries of {dataset.name}: describe them again."
         )
-    name = space(recipe.config, database.shape[1])
+    name = recipe.config.score_space(database.shape[1])
     if name is None:
         raise InputError(f"{recipe.name} uses a whitening of your own: there is no common name to keep its curve by.")
     protocol = PROTOCOLS[dataset.protocols[0]]

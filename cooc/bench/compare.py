@@ -69,7 +69,7 @@ def compare(dataset: Dataset, recipes: Sequence[Recipe], options: CompareOptions
     }
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def time_recipe(descriptor: Descriptor, paths: Sequence[Path]) -> dict[str, float]:
     """Median milliseconds for one picture: all of it, and what the network takes of that."""
     times = [_time_one(descriptor, path) for path in [paths[0], *paths]][1:]
@@ -89,7 +89,8 @@ def _time_one(descriptor: Descriptor, path: Path) -> tuple[float, float]:
         A = descriptor.backbone(scaled)
         network += _now(descriptor) - before
         vectors.append(descriptor.pooler(A))
-    descriptor.whiten(descriptor.combine(vectors)).cpu()
+    raw = descriptor.combine(vectors)
+    (raw if descriptor.whitening is None else descriptor.whitening(raw)).cpu()
     return 1000 * (_now(descriptor) - started), 1000 * network
 
 

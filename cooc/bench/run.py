@@ -24,22 +24,14 @@ from torch import Tensor
 
 from cooc.activations import resolve_device
 from cooc.datasets.retrieval import Dataset
-from cooc.descriptor import (
-    BATCH_PIXELS,
-    BATCHES_AHEAD,
-    NOT_FINITE,
-    Descriptor,
-    download,
-    load_backbone,
-    rescale,
-    upload,
-)
-from cooc.errors import DatasetError, InputError, UnknownNameError
+from cooc.descriptor import NOT_FINITE, Descriptor, load_backbone, rescale
+from cooc.errors import CoocError, DatasetError, InputError, UnknownNameError
 from cooc.evaluation import PROTOCOLS, bootstrap_interval, evaluate, positive_ranks, precision_recall
-from cooc.pictures.batches import Bad, Item, default_workers, extract
+from cooc.pictures.batches import Item
 from cooc.provenance import provenance
-from cooc.recipes import Recipe
+from cooc.recipes import Recipe, find_whitening
 from cooc.reranking import alpha_expansion, average_expansion, database_augmentation, rank, rerank
+from cooc.stream import download, stream, upload
 from cooc.whitening import Storage, Whitening, fit_pca, save
 
 __all__ = ["WAYS", "Options", "raw_vectors", "run", "whitened_vectors", "write_result"]
@@ -206,8 +198,6 @@ class _Raw:
 
     def whitening(self, recipe: Recipe) -> Whitening | None:
         """Fitted on the named other set, as the paper does; or the one that the recipe names."""
-        from cooc.descriptor import find_whitening
-
         config = recipe.config
         if not config.whitening:
             return None
@@ -356,8 +346,8 @@ class _Shared:
         ]
         self.scales = sorted({scale for recipe in recipes for scale in recipe.config.scales}, reverse=True)
 
-    @torch.inference_mode()
-    def __call__(self, images: Tensor) -> list[Callable[[], Vectors]]:
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Callable[[], list[list[Vectors]]]:
         images = upload(images, self.device)
         found: list[list[Tensor]] = [[] for _ in self.descriptors]
         for scale in self.scales:
@@ -365,7 +355,8 @@ class _Shared:
             for vectors, descriptor in zip(found, self.descriptors, strict=True):
                 if scale in descriptor.config.scales:
                     vectors.append(descriptor.pooler(A))
-        return [download(d.combine(v).float()) for d, v in zip(self.descriptors, found, strict=True)]
+        waits = [download(d.combine(v).float()) for d, v in zip(self.descriptors, found, strict=True)]
+        return lambda: [list(of_one) for of_one in zip(*(wait() for wait in waits), strict=True)]
 
 
 def _describe(
@@ -373,24 +364,14 @@ def _describe(
 ) -> Iterator[tuple[str, list[Vectors]]]:
     """Each picture's key and its vector for every recipe, in the order in which they get done."""
     describe = _Shared(list(recipes), options)
-    kind = describe.device.type
-    batches = extract(
-        [Item(key, item.picture, item.box) for key, item in todo.items()],
-        describe,
-        size=size,
-        min_side=describe.backbone.stride,
-        workers=options.workers if options.workers is not None else default_workers(kind),
-        batch_pixels=BATCH_PIXELS[kind],
-        ahead=BATCHES_AHEAD[kind],
-    )
-    for batch in batches:
-        if isinstance(batch, Bad):
-            raise DatasetError(f"A benchmark needs all of its pictures. {batch.reason}")
-        found = [wait() for wait in batch.result]
-        if not all(np.isfinite(vectors).all() for vectors in found):
+    items = (Item(key, item.picture, item.box) for key, item in todo.items())
+    least, workers = describe.backbone.stride, options.workers
+    for item, found in stream(items, describe, device=describe.device, size=size, min_side=least, workers=workers):
+        if isinstance(found, CoocError):
+            raise DatasetError(f"A benchmark needs all of its pictures. {found}") from found
+        if not all(np.isfinite(vector).all() for vector in found):
             raise InputError(NOT_FINITE)
-        for i, item in enumerate(batch.items):
-            yield item.key, [vectors[i] for vectors in found]
+        yield item.key, found
 
 
 def write_result(result: dict[str, Any], folder: Path) -> Path:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,17 +15,16 @@ from rich.table import Table
 
 from cooc import __version__
 from cooc.cli import app, err, out
-from cooc.errors import PARTIAL, ImageError, InputError, UnknownNameError, WhiteningError
+from cooc.errors import PARTIAL, CoocError, ImageError, InputError, UnknownNameError, WhiteningError
+from cooc.files import replacing
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from cooc.descriptor import Descriptor
-    from cooc.pictures.batches import Bad, Batch
     from cooc.pictures.boxes import Box
 
 DEFAULT = "paper-linear"
 WIDE = 140  # columns of a table that goes into a file or a pipe
+FITTED = 512  # vectors that a whitening is given at once
 FEW = 32  # pictures: for no more than that, starting worker processes costs more time than they save
 
 Images = Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Pictures, or folders of them.")]
@@ -51,7 +50,6 @@ def describe(
     """
     import numpy as np
 
-    from cooc.pictures.batches import Bad
     from cooc.pictures.boxes import parse_box
     from cooc.recipes import find_recipe
 
@@ -62,15 +60,8 @@ def describe(
     if part and len(paths) != 1:
         raise InputError(f"--box is the part of one picture, and there are {len(paths)}. Describe them one by one.")
     descriptor = _descriptor(config, device)
-    rows: dict[int, Any] = {}
-    bad: list[Bad] = []
-    for done in _extract(descriptor, paths, workers, box=part):
-        if isinstance(done, Bad):
-            bad.append(done)
-        else:
-            vectors = descriptor.whiten(done.result).cpu().numpy()
-            rows.update(zip((item.key for item in done.items), vectors, strict=True))
-    _report(bad, len(paths))
+    bad: dict[int, str] = {}
+    rows = dict(_vectors(descriptor, paths, workers, bad, part))
     order = sorted(rows)
     matrix = np.stack([rows[i] for i in order])  # (N, D)
     sidecar = output.with_suffix(".json")
@@ -79,13 +70,13 @@ def describe(
         "shape": list(matrix.shape),
         "paths": [str(paths[i]) for i in order],
         "box": part,
-        "bad": [{"path": str(one.item.picture), "reason": one.reason} for one in bad],
+        "bad": [{"path": str(paths[i]), "reason": reason} for i, reason in bad.items()],
         "recipe": recipe,
         "config": descriptor.config.as_dict(),
         "fingerprint": descriptor.fingerprint,
         "cooc": __version__,
     }
-    with _replacing(sidecar) as text, _replacing(output) as data:
+    with _writing(sidecar) as text, _writing(output) as data:
         text.write(json.dumps(about, indent=1).encode())
         np.save(data, matrix)
     if as_json:
@@ -129,7 +120,7 @@ def heatmap(
     for name, layer in layers.items():
         alpha = spatial_cooccurrences(descriptor, picture, layer)
         panels[name] = overlay(panels[image.name], alpha, descriptor.backbone.stride)
-    with _replacing(output) as stream:
+    with _writing(output) as stream:
         sheet(panels).save(stream, Image.EXTENSION[output.suffix.lower()])
     out.print(f"{output}: {' | '.join(panels)}")
 
@@ -149,11 +140,12 @@ def whiten(
 
     Any command then takes it as part of a recipe's name: RECIPE+whitening=FILE.safetensors
     """
+    import numpy as np
+
     from cooc import whitening
-    from cooc.pictures.batches import Bad
     from cooc.recipes import find_recipe
 
-    config = find_recipe(recipe).config.replace(whitening="", dim=0)
+    config = find_recipe(recipe).config.replace(whitening="", dim=0, size=size)
     wanted = dim or find_recipe(recipe).config.dim
     if storage not in whitening.STORAGE:
         raise UnknownNameError("whitening storage", storage, whitening.STORAGE)
@@ -166,13 +158,11 @@ def whiten(
             f"Whitening to {wanted} numbers needs more pictures than that (better several times as many), "
             f"and there are {len(paths)}: add pictures, or use --dim {max(len(paths) - 1, 1)} or less."
         )
-    fitter, bad = whitening.PCAFitter(), []
-    for done in _extract(descriptor, paths, workers, size=size):
-        if isinstance(done, Bad):
-            bad.append(done)
-        else:
-            fitter.update(done.result)
-    _report(bad, len(paths))
+    fitter = whitening.PCAFitter()
+    bad: dict[int, str] = {}
+    vectors = (vector for _, vector in _vectors(descriptor, paths, workers, bad))
+    while rows := list(itertools.islice(vectors, FITTED)):
+        fitter.update(np.stack(rows))
     names = ", ".join(sorted({path.name or str(path) for path in images}))
     meta = {"space": config.space, "space_hash": config.space_hash, "fitted_on": names, "size": str(size)}
     fitted = fitter.fit(wanted, meta=meta | {"recipe": recipe, "cooc": __version__})
@@ -226,37 +216,27 @@ def _descriptor(config: Any, device: str) -> Descriptor:
     return Descriptor(config, device=device)
 
 
-def _extract(
-    descriptor: Descriptor, paths: list[Path], workers: int | None, *, size: int | None = None, box: Box | None = None
-) -> Iterator[Batch[Tensor] | Bad]:
-    """`extract` with a progress bar; the key of each item is its place in `paths`."""
-    from cooc.descriptor import BATCH_PIXELS
-    from cooc.pictures.batches import Bad, Item, default_workers, extract
+def _vectors(
+    descriptor: Descriptor, paths: list[Path], workers: int | None, bad: dict[int, str], box: Box | None = None
+) -> Iterator[tuple[int, Any]]:
+    """(place in `paths`, vector) as they get done. Why one has none is told and put into `bad`; all bad is an error."""
+    from cooc.pictures.batches import Item
 
-    kind = descriptor.device.type
-    if workers is None:
-        workers = default_workers(kind) if len(paths) > FEW else 0
+    if workers is None and len(paths) <= FEW:
+        workers = 0
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("describing", total=len(paths))
-        for done in extract(
-            (Item(i, path, box) for i, path in enumerate(paths)),
-            descriptor.describe,
-            size=size or descriptor.config.size,
-            min_side=descriptor.backbone.stride,
-            workers=workers,
-            batch_pixels=BATCH_PIXELS[kind],
-        ):
-            progress.advance(task, 1 if isinstance(done, Bad) else len(done.items))
-            yield done
-
-
-def _report(bad: list[Bad], count: int) -> None:
-    """Name the pictures that were left out; if none is left, that is an error."""
-    for one in bad:
-        err.print(f"left out: {one.reason}", style="yellow", markup=False)
-    if len(bad) == count:
-        raise ImageError(f"None of the {count} pictures could be read." if count > 1 else bad[0].reason)
+        items = (Item(i, path, box) for i, path in enumerate(paths))
+        for item, found in descriptor.stream(items, workers=workers):
+            progress.advance(task)
+            if not isinstance(found, CoocError):
+                yield item.key, found
+                continue
+            bad[item.key] = str(found)
+            err.print(f"left out: {found}", style="yellow", markup=False)
+            if len(bad) == len(paths):
+                raise found if len(paths) == 1 else ImageError(f"None of the {len(paths)} pictures could be read.")
 
 
 def _check_output(path: Path, *endings: str) -> None:
@@ -268,14 +248,10 @@ def _check_output(path: Path, *endings: str) -> None:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes `path`'s place when it is complete, and leaves no trace when it is not."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+def _writing(path: Path) -> Iterator[IO[bytes]]:
+    """`replacing`, with the message for a disk that is full or not ours."""
     try:
-        with temporary.open("wb") as stream:
+        with replacing(path) as stream:
             yield stream
-        temporary.replace(path)
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}). Make room, or write elsewhere.") from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -322,7 +322,10 @@ def _on_ray(search: ImageSearch, address: str, workers: int | None, device: str)
 
     config = search.config
 
-    def build(device: str) -> Descriptor:
+    def build(device: str, threads: int) -> Descriptor:
+        import torch
+
+        torch.set_num_threads(threads)
         return Descriptor(config, device=device)
 
     return OnRay(build, search.meta.weights_hash, address=address, workers=workers, device=device)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cooc.cli import app, err, out
-from cooc.cli.describing import DeviceOption, JsonOption, _check_output, _replacing
+from cooc.cli.describing import DeviceOption, JsonOption, _check_output, _writing
 from cooc.cli.indexing import IndexOption, find_index
 from cooc.errors import PARTIAL, CoocError, ImageError, InputError
 
@@ -104,13 +104,13 @@ def search(
                 _print(answer, found, bool(thumbnails) if thumbnails is not None else out.color_system == "truecolor")
         if keep and answers:
             if sheet is not None:
-                with _replacing(sheet) as stream:
+                with _writing(sheet) as stream:
                     showing.sheet(answers, found.collection).convert("RGB").save(stream, _format(sheet), quality=90)
                 err.print(f"Written: {sheet}", markup=False)
             if html is None and open_:
                 html = Path(tempfile.mkdtemp(prefix="cooc-")) / "search.html"
             if html is not None:
-                with _replacing(html) as stream:
+                with _writing(html) as stream:
                     stream.write(showing.page(answers, found.collection, found.index_name).encode())
                 err.print(f"Written: {html}", markup=False)
             if open_:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cooc.cli import app, err, out
-from cooc.cli.describing import DEFAULT, DeviceOption, JsonOption, RecipeOption, _check_output, _replacing
+from cooc.cli.describing import DEFAULT, DeviceOption, JsonOption, RecipeOption, _check_output, _writing
 from cooc.cli.indexing import IndexOption, find_index
 from cooc.errors import InputError
 
@@ -43,7 +43,7 @@ def explain(
     descriptor = Descriptor(find_recipe(recipe).config, device=device)
     why = take_apart(descriptor, query, match, query_box=part)
     page = draw(descriptor, query, match, why, query_box=part, names=(query.name, match.name))
-    with _replacing(output) as stream:
+    with _writing(output) as stream:
         page.save(stream, Image.EXTENSION[output.suffix.lower()])
     if as_json:
         sides = {

@@ -95,7 +95,8 @@ class _Side:
             self.heights.append((pixels.shape[2] / scaled.shape[2], pixels.shape[3] / scaled.shape[3]))
         with torch.no_grad():
             self.raw = descriptor.combine([l2_normalise(f)[None] for f in self.pooled])[0]  # (D',)
-            self.vector = descriptor.whiten(self.raw[None])[0].clone()  # (D,)
+            whiten = descriptor.whitening or torch.nn.Identity()
+            self.vector = whiten(self.raw[None])[0].clone()  # (D,)
 
     def shares(self, other: Tensor, most: float) -> Shares:
         """Of the score `self.vector . other`."""

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,10 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from cooc.errors import InputError
 from cooc.reranking import rank
 
-if TYPE_CHECKING:
-    from cooc.recipes import DescriptorConfig
-
-__all__ = ["THRESHOLD", "Calibration", "assess", "calibrate", "find", "fit", "space", "top_results"]
+__all__ = ["THRESHOLD", "Calibration", "assess", "calibrate", "find", "fit", "top_results"]
 
 THRESHOLD = 0.5  # if even the best result is more likely wrong than right, there is no match
 TOP = 20  # results of each query that count: what a person looks at
@@ -47,18 +43,9 @@ class Calibration:
         return 1 / (1 + np.exp(-(self.slope * np.asarray(scores, np.float64) + self.offset)))
 
 
-def space(config: DescriptorConfig, dim: int) -> str | None:
-    """The name of a descriptor's scores. None for a whitening of the user's own, whose scores nobody has counted."""
-    if Path(config.whitening).suffix:
-        return None
-    parts = [config.space, config.whitening or "raw", str(dim)] + ["ms"] * (len(config.scales) > 1)
-    return "-".join(parts)
-
-
-def find(config: DescriptorConfig, dim: int) -> Calibration | None:
-    """The curve that ships with cooc for these vectors, if there is one."""
-    name = space(config, dim)
-    known = _shipped().get(name) if name else None
+def find(space: str | None) -> Calibration | None:
+    """The curve that ships with cooc for the scores of that name (`DescriptorConfig.score_space`), if there is one."""
+    known = _shipped().get(space) if space else None
     return Calibration(known["slope"], known["offset"]) if known else None
 
 

@@ -23,12 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from cooc.descriptor import Descriptor
 from cooc.errors import CoocError, InputError, StoreMismatchError
 from cooc.index.examine import READERS, Candidate, Examined, examine
-from cooc.index.sync import Decide, Described, Vector, describe_items
+from cooc.index.sync import Decide, Described, Describer, Vector, describe_items
 from cooc.pictures import Collection
 
 __all__ = ["OnRay"]
@@ -44,7 +43,15 @@ LOST = "Each worker that was given it ended without an answer; it may be too lar
 
 log = logging.getLogger("cooc")
 
-Build = Callable[[str], Descriptor]  # device -> descriptor; runs on the workers
+
+class Fingerprinted(Describer, Protocol):
+    """A describer that says what its vectors depend on."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+Build = Callable[[str, int], Fingerprinted]  # device, threads -> descriptor; runs on the workers
 
 
 @dataclass
@@ -176,7 +183,7 @@ class _Run:
 
     def _start(self) -> None:
         """Wherever there is room; while there is none, it waits, and comes to a machine that joins."""
-        remote = self.ray.remote(Describer).options(
+        remote = self.ray.remote(Worker).options(
             **self.options, max_concurrency=UNDER_WAY + 1, scheduling_strategy="SPREAD"
         )
         actor = remote.remote(self.engine.build, self.collection, self.options["num_cpus"], self.options["num_gpus"])
@@ -275,15 +282,12 @@ class _Run:
         worker.alone = False
 
 
-class Describer:
-    """A worker: reads several chunks at once, for that is waiting, and describes one after another."""
+class Worker:
+    """Reads several chunks at once, for that is waiting, and describes one after another."""
 
     def __init__(self, build: Build, collection: Collection, cpus: int, gpus: int) -> None:
-        import torch
-
         self.decoders = cpus - 1 if gpus else 0  # processes; a worker with one core decodes in threads beside itself
-        torch.set_num_threads(cpus)
-        self.descriptor, self.collection = build("cuda" if gpus else "cpu"), collection
+        self.descriptor, self.collection = build("cuda" if gpus else "cpu", cpus), collection
         self.one_at_a_time, self.keeping = threading.Lock(), threading.Lock()
         self.readers = ThreadPoolExecutor(READERS)
         self.kept: OrderedDict[str, Any] = OrderedDict()  # pictures that need not be read again, the oldest first
@@ -303,7 +307,7 @@ class Describer:
                 self.held -= self.kept.popitem(last=False)[1].size
         return [replace(one, picture=None) for one in seen]
 
-    def describe(self, seen: list[Examined]) -> tuple[list[Vector | str], float]:
+    def describe(self, seen: list[Examined]) -> tuple[list[Vector | CoocError], float]:
         """In the order of `seen`; and the seconds that it took."""
         with self.one_at_a_time:
             started = time.perf_counter()

@@ -21,14 +21,12 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from cooc.descriptor import BATCH_PIXELS, BATCHES_AHEAD, NOT_FINITE, Descriptor
-from cooc.errors import CoocError
+from cooc.errors import CoocError, ImageError
 from cooc.index.examine import CHANGED, Candidate, Examined, Reader, unreadable
 from cooc.index.store import BadFile, Filter, Record, Store
 from cooc.pictures import Collection, Entry, Folder
-from cooc.pictures.batches import Bad, Item, default_workers, extract
+from cooc.pictures.batches import Item, default_workers
 from cooc.pictures.collection import Stamp
 
 __all__ = ["Engine", "Report", "add_files", "synchronise"]
@@ -40,7 +38,6 @@ FEW = 32  # pictures: for no more than that, starting worker processes costs mor
 PROGRESS_SECONDS = 0.1
 
 VANISHED = "It vanished while it was being read."
-FEATURELESS = "The network finds nothing in it (a picture of one colour?). Remove it, or use another recipe."
 
 log = logging.getLogger("cooc")
 
@@ -73,7 +70,7 @@ Stop = Callable[[], bool]
 
 
 Decide = Callable[[Examined], bool]  # must it be described?
-Described = tuple[Examined, Vector | str]  # a vector, or why there is none
+Described = tuple[Examined, Vector | CoocError]  # a vector, or why there is none
 
 
 class Engine(Protocol):
@@ -228,9 +225,9 @@ class _Run:
         self._tick()
         return describe
 
-    def _take(self, seen: Examined, result: Vector | str) -> None:
-        if isinstance(result, str):
-            self._leave_out(seen.file.name, result, replace(seen, gone=True))
+    def _take(self, seen: Examined, result: Vector | CoocError) -> None:
+        if isinstance(result, CoocError):
+            self._leave_out(seen.file.name, str(result), replace(seen, gone=isinstance(result, ImageError)))
         elif not self.collection.steady and self._stamp(seen.file) != seen.file.stamp:
             self._leave_out(seen.file.name, CHANGED, seen)
         else:
@@ -365,12 +362,27 @@ class _Run:
 # On this machine
 
 
+class Describer(Protocol):
+    """What makes vectors: a `cooc.descriptor.Descriptor`."""
+
+    @property
+    def device(self) -> Device: ...
+    def stream(self, items: Iterable[Item], *, workers: int | None = None) -> Iterator[tuple[Item, Vector | CoocError]]:
+        """Each item with its vector, or why it has none, in whatever order."""
+        ...
+
+
+class Device(Protocol):
+    @property
+    def type(self) -> str: ...
+
+
 class Here:
     """The engine of one machine: threads or processes read ahead, others decode, the network describes."""
 
-    def __init__(self, descriptor: Callable[[], Descriptor], workers: int | None = None) -> None:
-        """The descriptor is loaded if there is something to describe."""
-        self.descriptor, self.workers = descriptor, workers
+    def __init__(self, describer: Callable[[], Describer], workers: int | None = None) -> None:
+        """The describer is loaded if there is something to describe."""
+        self.describer, self.workers = describer, workers
 
     def describe(self, collection: Collection, files: Iterable[Candidate], decide: Decide) -> Iterator[Described]:
         reader = Reader(collection)
@@ -378,57 +390,15 @@ class Here:
         first = list(itertools.islice(items, FEW + 1))
         if not first:
             return
-        descriptor = self.descriptor()
+        describer = self.describer()
         workers = self.workers
         if workers is None:
-            workers = default_workers(descriptor.device.type) if len(first) > FEW else 0
+            workers = default_workers(describer.device.type) if len(first) > FEW else 0
         if workers > 1 and isinstance(collection, Folder):  # of others a connection is shared
             reader.use_processes()
-        yield from describe_items(descriptor, itertools.chain(first, items), workers)
+        yield from describe_items(describer, itertools.chain(first, items), workers)
 
 
-def describe_items(descriptor: Descriptor, seen: Iterable[Examined], workers: int) -> Iterator[Described]:
-    """Decode and describe, batched by shape."""
-    for done in extract(
-        (Item(one, one.picture) for one in seen if one.picture is not None),
-        _describer(descriptor),
-        size=descriptor.config.size,
-        min_side=descriptor.backbone.stride,
-        workers=workers,
-        batch_pixels=BATCH_PIXELS[descriptor.device.type],
-        ahead=BATCHES_AHEAD[descriptor.device.type],
-    ):
-        if isinstance(done, Bad):
-            yield done.item.key, done.reason
-        else:
-            yield from ((item.key, result) for item, result in zip(done.items, done.result(), strict=True))
-
-
-def _describer(descriptor: Descriptor) -> Callable[[Tensor], Callable[[], list[Vector | str]]]:
-    """A batch -> a call that waits until each picture has its vector, or the reason why it has none."""
-
-    def begin(images: Tensor) -> Callable[[], list[Vector | str]]:
-        try:
-            vectors = descriptor.begin(images)
-        except (CoocError, RuntimeError) as error:  # RuntimeError: out of memory
-            problem = error
-            return lambda: one_by_one(images, problem)
-
-        def wait() -> list[Vector | str]:
-            try:
-                return [v if abs(np.linalg.norm(v) - 1) <= 1e-3 else _why_none(v) for v in vectors()]
-            except RuntimeError as error:
-                return one_by_one(images, error)
-
-        return wait
-
-    def one_by_one(images: Tensor, error: Exception) -> list[Vector | str]:
-        if len(images) == 1:
-            return [f"It cannot be described ({error})."]
-        return [one for image in images for one in begin(image[None])()]
-
-    return begin
-
-
-def _why_none(vector: Vector) -> str:
-    return FEATURELESS if np.isfinite(vector).all() else f"It cannot be described ({NOT_FINITE})"
+def describe_items(describer: Describer, seen: Iterable[Examined], workers: int) -> Iterator[Described]:
+    items = (Item(one, one.picture) for one in seen if one.picture is not None)
+    return ((item.key, found) for item, found in describer.stream(items, workers=workers))

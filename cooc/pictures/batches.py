@@ -1,7 +1,7 @@
-"""Many pictures -> vectors: decoded in parallel, batched by shape, one bad file never stops the run.
+"""Many pictures -> batches of one shape, decoded in parallel; one bad file never stops the run.
 
-    for done in extract(items, descriptor.describe, size=1024):
-        done.items, done.result        # a batch of one shape, in whatever order batches fill up
+    for batch in batches(items, size=1024):
+        batch.items, batch.shape       # (B, H, W, 3), in whatever order batches fill up
 
 Memory is bounded by the number of workers and the batch size, never by the number of pictures: items are taken from
 the iterable as there is room for them. Decoding runs in worker processes (a decoder that crashes takes its worker
@@ -17,30 +17,27 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from cooc.errors import CoocError
+from cooc.errors import CoocError, ImageError, MachineError
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture
 from cooc.pictures.worker import Place, Shared, load, start
 
-__all__ = ["Bad", "Batch", "Item", "decode", "extract"]
+__all__ = ["Bad", "Batch", "Item", "batches", "decode", "default_workers"]
 
 SHARED = 2 << 30  # bytes at most for pictures that come from other processes; only what is used takes memory
 
 log = logging.getLogger("cooc")
 
-T = TypeVar("T")
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]  # (H, W, 3)
 
 
 @dataclass(frozen=True)
 class Item:
-    """One picture to describe. `key` is the caller's own."""
+    """One picture to decode. `key` is the caller's own."""
 
     key: Any
     picture: Picture
@@ -49,18 +46,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Bad:
-    """A picture that was left out, and why."""
+    """A picture that was left out, and why: an ImageError is its own fault, a MachineError is not."""
 
     item: Item
-    reason: str
+    error: CoocError
 
-
-@dataclass(frozen=True)
-class Batch(Generic[T]):
-    """Pictures of one shape and what `describe` returned for them."""
-
-    items: list[Item]
-    result: T
+    @property
+    def reason(self) -> str:
+        return str(self.error)
 
 
 def default_workers(device: str = "cpu") -> int:
@@ -69,37 +62,25 @@ def default_workers(device: str = "cpu") -> int:
     return 1 if device == "cpu" else cores
 
 
-def extract(
+def batches(
     items: Iterable[Item],
-    describe: Callable[[Tensor], T],
     *,
     size: int,
     min_side: int = 1,
     workers: int = 0,
     batch_pixels: int = 1 << 20,
     hold_pixels: int | None = None,
-    ahead: int = 0,
-) -> Iterator[Batch[T] | Bad]:
-    """Decode items and describe them in batches (B, 3, H, W) of one shape and at most `batch_pixels` pixels.
+) -> Iterator[Batch | Bad]:
+    """Decode items into batches of one shape and at most `batch_pixels` pixels.
 
     At most `hold_pixels` (8 batches) wait for others of their shape; past that the fullest shape goes ahead.
-    A batch is handed out when `ahead` others have been given to `describe`: for one that begins the work and lets its
-    result be waited for, as keeps a GPU busy.
     """
     hold_pixels = hold_pixels or 8 * batch_pixels
     most = max(size, min_side) ** 2  # pixels of a picture
     held = 2 * (hold_pixels + 3 * batch_pixels) // most  # pictures that wait or are being described
     pictures = _decoded(items, size, min_side, workers, min(held, SHARED // (3 * most)))
-    batches = _batches(pictures, batch_pixels, hold_pixels)
-    begun: deque[Batch[T]] = deque()
-    for batch in batches:
-        if isinstance(batch, Bad):
-            yield batch
-            continue
-        begun.append(Batch(_items(batch), describe(_stack(batch))))
-        if len(begun) > ahead:
-            yield begun.popleft()
-    yield from begun
+    for group in _grouped(pictures, batch_pixels, hold_pixels):
+        yield group if isinstance(group, Bad) else Batch(group)
 
 
 class _Decoded(NamedTuple):
@@ -110,11 +91,22 @@ class _Decoded(NamedTuple):
     give_back: Callable[[], None]
 
 
-def _items(batch: list[_Decoded]) -> list[Item]:
-    return [decoded.item for decoded in batch]
+class Batch:
+    """Pictures of one shape, in memory that is lent until `copy_to`."""
+
+    def __init__(self, decoded: list[_Decoded]) -> None:
+        self._decoded = decoded
+        self.items = [one.item for one in decoded]
+        self.shape = (len(decoded), *decoded[0].pixels.shape)  # (B, H, W, 3)
+
+    def copy_to(self, out: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        """Once: the memory is given back."""
+        np.stack([one.pixels for one in self._decoded], out=out)
+        for one in self._decoded:
+            one.give_back()
 
 
-def _batches(pictures: Iterable[_Decoded | Bad], batch_pixels: int, hold_pixels: int) -> Iterator[list[_Decoded] | Bad]:
+def _grouped(pictures: Iterable[_Decoded | Bad], batch_pixels: int, hold_pixels: int) -> Iterator[list[_Decoded] | Bad]:
     waiting: dict[tuple[int, ...], list[_Decoded]] = {}
     held = 0
     for picture in pictures:
@@ -135,23 +127,13 @@ def _batches(pictures: Iterable[_Decoded | Bad], batch_pixels: int, hold_pixels:
     yield from waiting.values()
 
 
-def _stack(batch: list[_Decoded]) -> Tensor:
-    """(B, 3, H, W), in memory that a GPU copies from at full speed where there is one."""
-    shape = (len(batch), *batch[0].pixels.shape)
-    images = torch.empty(shape, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-    np.stack([decoded.pixels for decoded in batch], out=images.numpy())
-    for decoded in batch:
-        decoded.give_back()
-    return images.permute(0, 3, 1, 2)
-
-
 def decode(
     items: Iterable[Item], *, size: int, min_side: int = 1, workers: int = 0
-) -> Iterator[tuple[Item, Pixels | str]]:
-    """Items in order, each with its pixels (H, W, 3) or the reason why there are none."""
+) -> Iterator[tuple[Item, Pixels | CoocError]]:
+    """Items in order, each with its pixels (H, W, 3) or the error why there are none."""
     for picture in _decoded(items, size, min_side, workers, 0):
         if isinstance(picture, Bad):
-            yield picture.item, picture.reason
+            yield picture.item, picture.error
         else:
             pixels = picture.pixels.copy()
             picture.give_back()
@@ -219,10 +201,10 @@ class _Pool:
             raise
         except CoocError as error:
             give_back()
-            return Bad(item, str(error))
-        except Exception as error:
+            return Bad(item, error)
+        except Exception as error:  # decoders' own have become ImageErrors: this is the pipe, memory, ...
             give_back()
-            return Bad(item, f"{type(error).__name__}: {error}")
+            return Bad(item, MachineError(f"It could not be decoded ({type(error).__name__}: {error}). Try again."))
         if place is None or not isinstance(found, tuple):
             give_back()
             assert not isinstance(found, tuple)
@@ -252,7 +234,8 @@ def _first(pool: _Pool, running: deque[tuple[Item, _Task]]) -> tuple[_Pool, _Dec
         result = pool.result(item, pool.submit(item))
     except BrokenExecutor:
         pool = pool.anew()
-        result = Bad(item, "Decoding this picture crashed the decoder. Leave the file out, or save it again.")
+        crashed = ImageError("Decoding this picture crashed the decoder. Leave the file out, or save it again.")
+        result = Bad(item, crashed)
     again = [(other, pool.submit(other)) for other, _ in running]
     running.clear()
     running.extend(again)

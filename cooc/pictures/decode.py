@@ -42,6 +42,7 @@ __all__ = [
     "ImageInfo",
     "Picture",
     "image_info",
+    "is_picture",
     "load_image",
     "open_image",
 ]
@@ -130,6 +131,12 @@ def load_image(
     if target != image.size or inner != (0, 0, *image.size):
         image = image.resize(target, Image.Resampling.LANCZOS, box=inner)
     return _pad(np.array(image), min_side, _name(picture))
+
+
+def is_picture(value: object) -> bool:
+    """One picture, not a list of them? Whether it can be decoded is another question."""
+    kinds = (str, bytes, os.PathLike, np.ndarray, Image.Image)
+    return isinstance(value, kinds) or hasattr(value, "read")
 
 
 def image_info(picture: Picture, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from cooc.activations import Activations
-from cooc.descriptor import BATCH_PIXELS, load_backbone
-from cooc.errors import InputError
-from cooc.pictures.batches import Bad, Item, default_workers, extract
+from cooc.descriptor import load_backbone
+from cooc.errors import CoocError, InputError
+from cooc.pictures.batches import Bad, Item
 from cooc.pooling import MASKS
 from cooc.recipes import DescriptorConfig
+from cooc.stream import stream, upload
 
 __all__ = ["ActivationCache", "Columns", "ColumnsOnDisk", "PaddedBatch", "build_cache"]
 
@@ -275,24 +276,36 @@ def build_cache(
     wanted = list({item.key: item for item in wanted}.values())
     bad: dict[str, Bad] = {}
     done = len(items) - len(wanted)
-    for batch in extract(
-        wanted,
-        torch.no_grad()(backbone),
-        size=config.size,
-        min_side=backbone.stride,
-        workers=default_workers(device.type) if workers is None else workers,
-        batch_pixels=BATCH_PIXELS[device.type],
+
+    def begin(images: Tensor) -> Callable[[], list[Tensor]]:
+        with torch.no_grad():
+            A = backbone(upload(images, device))
+        return lambda: list(A)
+
+    waiting: list[tuple[str, Tensor]] = []
+    for item, found in stream(
+        wanted, begin, device=device, size=config.size, min_side=backbone.stride, workers=workers
     ):
-        if isinstance(batch, Bad):
-            bad[batch.item.key] = batch
+        if isinstance(found, CoocError):
+            bad[item.key] = Bad(item, found)
         else:
-            sink.add([item.key for item in batch.items], batch.result)
-        done += 1 if isinstance(batch, Bad) else len(batch.items)
+            if waiting and waiting[0][1].shape != found.shape:
+                _flush(sink, waiting)
+            waiting.append((item.key, found))
+        done += 1
         progress(done, len(items))
+    _flush(sink, waiting)
     good = [i for i, key in enumerate(keys) if key not in bad]
     if not good:
         raise InputError("None of the pictures could be read." + "".join(f"\n{b.reason}" for b in [*bad.values()][:3]))
     return sink.cache(keys[i] for i in good).to(device), good, list(bad.values())
+
+
+def _flush(sink: Sink, waiting: list[tuple[str, Tensor]]) -> None:
+    """Maps of one shape, together."""
+    if waiting:
+        sink.add([key for key, _ in waiting], torch.stack([A for _, A in waiting]))
+        waiting.clear()
 
 
 def _key(item: Item) -> str:

@@ -25,7 +25,7 @@ from cooc.errors import InputError, UnknownNameError
 from cooc.pooling import POOLINGS, l2_normalise
 from cooc.recipes import DescriptorConfig
 from cooc.training.cache import ActivationCache, PaddedBatch
-from cooc.whitening import Whitening, whiten
+from cooc.whitening import Whitening
 
 __all__ = ["EXPONENTS", "FORMS", "TRAINABLE", "CoOcNet", "describe"]
 
@@ -33,21 +33,6 @@ FORMS = ("learned", "factored")
 EXPONENTS = {"gem": "p", "sct": "b", "chco-sct": "b"}  # the exponent that each pooling has
 TRAINABLE = ("filter", "exponent", "whitening")
 UNPADDED = ("rmac", "spoc")  # their regions and weights follow the map's border, which padding hides
-
-
-class WhiteningLayer(nn.Module):
-    """A fitted whitening as the last layer of a network."""
-
-    mean: Tensor
-
-    def __init__(self, whitening: Whitening, trained: bool) -> None:
-        super().__init__()
-        self.meta = whitening.meta
-        self.register_buffer("mean", whitening.mean)
-        self.projection = nn.Parameter(whitening.projection, requires_grad=trained)  # (d, D)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        return whiten(vectors, Whitening(self.mean, self.projection))
 
 
 class CoOcNet(nn.Module):
@@ -102,7 +87,10 @@ class CoOcNet(nn.Module):
         if "exponent" in train:
             start_at = dict(config.options).get(EXPONENTS[config.pooling], 3.0 if config.pooling == "gem" else 2.0)
             self.exponent = nn.Parameter(torch.tensor(float(start_at)))
-        self.layer = None if whitening is None else WhiteningLayer(whitening, trained="whitening" in train)
+        self.layer = None
+        if whitening is not None:
+            self.layer = Whitening(whitening.mean, whitening.projection.detach().clone(), whitening.meta)
+            self.layer.projection.requires_grad_("whitening" in train)
 
     def forward(self, batch: PaddedBatch) -> Tensor:
         vectors = self.raw(batch)

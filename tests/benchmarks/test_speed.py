@@ -166,8 +166,8 @@ def test_inputs_rotate() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"device": "gpu"}, InputError, "Unknown device 'gpu'"),
-        ({"device": "meta"}, InputError, "on cpu and cuda, not on meta"),
+        ({"device": "gpu"}, InputError, "'gpu' cannot be used here"),
+        ({"device": "meta"}, InputError, "'meta' cannot be used here"),
         ({"forms": ("closed",)}, UnknownNameError, "Did you mean 'closed form'"),
         ({"sections": ("sketches",)}, UnknownNameError, "Did you mean 'sketch'"),
         ({"channels": ()}, InputError, "there must be some"),

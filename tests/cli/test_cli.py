@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from cooc.cooccurrence import Cooccurrence
-from cooc.descriptor import Descriptor, find_whitening
-from cooc.recipes import RECIPES, find_recipe
+from cooc.descriptor import Descriptor
+from cooc.recipes import RECIPES, find_recipe, find_whitening
 from cooc.weights import WEIGHTS
 from cooc.whitening import load
 from tests.shell import Shell

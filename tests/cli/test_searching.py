@@ -102,12 +102,12 @@ def test_table_says_scores_and_that_there_is_no_probability(cooc: Shell, indexed
 def test_no_match_is_said(cooc: Shell, indexed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     curve = functools.partial(Calibration, 10.0)
     words = ("search", indexed / "arch_000000.jpg", "--index", indexed / ".cooc", "--no-thumbnails")
-    monkeypatch.setattr(calibration, "find", lambda config, dim: curve(-20.0))
+    monkeypatch.setattr(calibration, "find", lambda space: curve(-20.0))
     assert "No match in here" in cooc(*words).out
     page = tmp_path / "page.html"
     assert cooc(*words, "--json", "--html", page).json["no_match"] is True
     assert "No match in here" in page.read_text()
-    monkeypatch.setattr(calibration, "find", lambda config, dim: curve(-5.0))
+    monkeypatch.setattr(calibration, "find", lambda space: curve(-5.0))
     found = cooc(*words)
     assert "No match" not in found.out
     assert "99%" in found.out

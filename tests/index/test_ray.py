@@ -21,7 +21,7 @@ from cooc.image_search import ImageSearch
 from cooc.index import ray as on_ray
 from cooc.index import sync
 from cooc.index.examine import Candidate
-from cooc.index.ray import Describer, OnRay
+from cooc.index.ray import OnRay, Worker
 from cooc.index.sync import Report
 from cooc.pictures import Folder
 from tests.tiny import BACKBONE, RECIPE, descriptor, make_descriptor, write_photos
@@ -52,7 +52,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def build(device: str) -> Descriptor:
+def build(device: str, threads: int) -> Descriptor:
     assert device == "cpu"
     return make_descriptor()
 
@@ -63,17 +63,17 @@ class Fragile(Descriptor):
     def __init__(self) -> None:
         self.__dict__.update(make_descriptor().__dict__)
 
-    def describe(self, images: Tensor, *, check: bool = True) -> Tensor:
+    def raw(self, images: Tensor) -> Tensor:
         if bool((images.float().mean(dim=(1, 2, 3)) > 250).any()):
             os._exit(1)
-        return super().describe(images, check=check)
+        return super().raw(images)
 
 
-def fragile(device: str) -> Descriptor:
+def fragile(device: str, threads: int) -> Descriptor:
     return Fragile()
 
 
-def broken(device: str) -> Descriptor:
+def broken(device: str, threads: int) -> Descriptor:
     raise CoocError("there are no weights on this machine")
 
 
@@ -147,7 +147,7 @@ def test_workers_that_cannot_describe(cluster: Cluster, photos: Path, tmp_path: 
 
 
 def decode_in_processes(folder: Path) -> list[object]:
-    worker = Describer(build, Folder(folder), 1, 0)
+    worker = Worker(build, Folder(folder), 1, 0)
     worker.decoders = 1  # as beside a GPU
     files = [Candidate(file, None) for file in worker.collection.entries("", follow=False, on_error=print)]
     return worker.describe(worker.examine(files))[0]

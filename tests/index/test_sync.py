@@ -35,10 +35,10 @@ class Watched(Descriptor):
         self.count = 0
         self.meanwhile = meanwhile
 
-    def describe(self, images: Tensor, *, check: bool = True) -> Tensor:
+    def raw(self, images: Tensor) -> Tensor:
         self.meanwhile()
         self.count += len(images)
-        return super().describe(images, check=check)
+        return super().raw(images)
 
 
 @pytest.fixture
@@ -289,8 +289,8 @@ def test_a_picture_that_went_bad_is_no_longer_found(search: ImageSearch, photos:
 
 def test_a_featureless_picture_is_reported_and_its_batch_is_not(photos: Path, tmp_path: Path) -> None:
     class Blind(Watched):
-        def describe(self, images: Tensor, *, check: bool = True) -> Tensor:
-            return super().describe(images, check=check) * (images.amax(dim=(1, 2, 3)) > 0)[:, None]
+        def raw(self, images: Tensor) -> Tensor:
+            return super().raw(images) * (images.amax(dim=(1, 2, 3)) > 0)[:, None]
 
     Image.new("RGB", (64, 48)).save(photos / "black.png")
     with ImageSearch.create(tmp_path / "index", recipe=RECIPE, root=photos, descriptor=Blind()) as search:
@@ -301,8 +301,8 @@ def test_a_featureless_picture_is_reported_and_its_batch_is_not(photos: Path, tm
 
 def test_a_picture_whose_vector_is_not_finite_is_reported_and_its_batch_is_not(photos: Path, tmp_path: Path) -> None:
     class Wild(Watched):
-        def describe(self, images: Tensor, *, check: bool = True) -> Tensor:
-            return super().describe(images, check=check) / (images.amax(dim=(1, 2, 3)) > 0)[:, None]
+        def raw(self, images: Tensor) -> Tensor:
+            return super().raw(images) / (images.amax(dim=(1, 2, 3)) > 0)[:, None]
 
     Image.new("RGB", (64, 48)).save(photos / "black.png")
     with ImageSearch.create(tmp_path / "index", recipe=RECIPE, root=photos, descriptor=Wild()) as search:
@@ -313,10 +313,10 @@ def test_a_picture_whose_vector_is_not_finite_is_reported_and_its_batch_is_not(p
 
 def test_a_batch_that_fails_is_tried_one_by_one(photos: Path, tmp_path: Path) -> None:
     class Small(Watched):
-        def describe(self, images: Tensor, *, check: bool = True) -> Tensor:
+        def raw(self, images: Tensor) -> Tensor:
             if len(images) > 1:
                 raise RuntimeError("out of memory")
-            return super().describe(images, check=check)
+            return super().raw(images)
 
     with ImageSearch.create(tmp_path / "index", recipe=RECIPE, root=photos, descriptor=Small()) as search:
         assert search.index([photos]).described == 9
@@ -418,7 +418,7 @@ def test_files_are_taken_as_there_is_room(search: ImageSearch, photos: Path, mon
 
     ahead: list[int] = []
     search.descriptor.meanwhile = lambda: ahead.append(taken - search.descriptor.count)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sync.BATCH_PIXELS, "cpu", 2 * 64 * 48)
+    monkeypatch.setattr("cooc.stream.batch_pixels", lambda device: 2 * 64 * 48)
     assert search.add(walk()).described == 60
     assert max(ahead) < 40
 

@@ -1,4 +1,4 @@
-"""Many pictures to vectors: all of them arrive, bad ones are reported, a dying worker takes nothing along."""
+"""Many pictures to batches: all of them arrive, bad ones are reported, a dying worker takes nothing along."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from cooc.pictures import worker
-from cooc.pictures.batches import Bad, Batch, Item, decode, default_workers, extract
+from cooc.pictures.batches import Bad, Item, batches, decode, default_workers
 from cooc.pictures.decode import load_image
 
 
@@ -53,7 +53,25 @@ def brightness(images: Tensor) -> list[int]:
     return [int(image.float().mean()) for image in images]
 
 
-def collect(results: Iterator[Batch[list[int]] | Bad]) -> tuple[dict[Any, int], dict[Any, str]]:
+class Done(NamedTuple):
+    items: list[Item]
+    result: Any
+
+
+def extract(
+    items: Iterable[Item], describe: Callable[[Tensor], Any], *, size: int, **options: int
+) -> Iterator[Done | Bad]:
+    """Batches, and what `describe` makes of each."""
+    for batch in batches(items, size=size, **options):
+        if isinstance(batch, Bad):
+            yield batch
+            continue
+        pixels = np.empty(batch.shape, np.uint8)
+        batch.copy_to(pixels)
+        yield Done(batch.items, describe(torch.from_numpy(pixels).permute(0, 3, 1, 2)))
+
+
+def collect(results: Iterator[Done | Bad]) -> tuple[dict[Any, int], dict[Any, str]]:
     good: dict[Any, int] = {}
     bad: dict[Any, str] = {}
     for done in results:
@@ -69,30 +87,14 @@ def collect(results: Iterator[Batch[list[int]] | Bad]) -> tuple[dict[Any, int], 
 WANTED = {f"{i:02}.png": 20 * i for i in range(12)}
 
 
-@pytest.mark.parametrize(("workers", "ahead"), [(0, 0), (0, 2), (1, 2), (0, 9)])
-def test_everything_arrives_and_bad_files_are_named(folder: Path, workers: int, ahead: int) -> None:
-    options = {"workers": workers, "ahead": ahead}
-    good, bad = collect(extract(items(folder), brightness, size=64, batch_pixels=4 * 48 * 32, **options))
+@pytest.mark.parametrize("workers", [0, 1])
+def test_everything_arrives_and_bad_files_are_named(folder: Path, workers: int) -> None:
+    good, bad = collect(extract(items(folder), brightness, size=64, batch_pixels=4 * 48 * 32, workers=workers))
     assert good == WANTED
     assert set(bad) == {"03-text.jpg", "07-empty.jpg", "09-cut.png"}
     for name, reason in bad.items():
         assert name in reason
         assert len(reason) < 400
-
-
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_so_many_batches_are_begun_before_one_is_handed_out(folder: Path, ahead: int) -> None:
-    begun = 0
-
-    def begin(images: Tensor) -> int:
-        nonlocal begun
-        begun += 1
-        return begun
-
-    good = [item for item in items(folder) if item.key in WANTED]
-    batches = extract(good, begin, size=64, batch_pixels=48 * 32, ahead=ahead)
-    seen = [(batch.result, begun) for batch in batches if isinstance(batch, Batch)]
-    assert seen == [(i + 1, min(i + 1 + ahead, len(good))) for i in range(len(good))]
 
 
 def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +147,7 @@ def test_any_batch_size_and_order_give_the_same(folder: Path, batch_pixels: int)
 
 def test_a_batch_has_one_shape_and_the_pictures_in_it(folder: Path) -> None:
     for done in extract(items(folder), lambda images: images, size=64):
-        if isinstance(done, Batch):
+        if isinstance(done, Done):
             assert len(done.items) == len(done.result)
             for item, image in zip(done.items, done.result, strict=True):
                 np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), load_image(item.picture, size=64))
@@ -276,7 +278,7 @@ def test_a_worker_that_died_between_two_results(folder: Path) -> None:
 
 def test_workers_do_not_load_torch() -> None:
     """What a worker runs is `images.load_image`; with torch it would start ten times slower and hold 200 MB more."""
-    code = "import sys, cooc.pictures.decode; sys.exit('torch' in sys.modules)"
+    code = "import sys, cooc.pictures.worker; sys.exit('torch' in sys.modules)"
     assert load_image.__module__ == "cooc.pictures.decode"
     subprocess.run([sys.executable, "-c", code], check=True)
 

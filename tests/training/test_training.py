@@ -19,9 +19,10 @@ import cooc.cli.training  # noqa: F401 (adds its commands to app)
 from cooc.cli import app
 from cooc.cooccurrence import Cooccurrence, direct_filter
 from cooc.datasets.photos import Photos, hold_out, load_photos
-from cooc.descriptor import Descriptor, Pooler
+from cooc.descriptor import Descriptor
 from cooc.errors import PARTIAL, DatasetError, InputError, UnknownNameError
 from cooc.pictures.batches import Item
+from cooc.pooler import Pooler
 from cooc.pooling import POOLINGS as table
 from cooc.recipes import DescriptorConfig
 from cooc.training import filters
