@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cooc.cooccurrence import Cooccurrence, cooccurrence_vector, shih_cooccurrence
-    from cooc.descriptor import Descriptor, DescriptorConfig
+    from cooc.descriptor import Descriptor
     from cooc.errors import CoocError
     from cooc.image_search import ImageSearch
-    from cooc.recipes import RECIPES, find_recipe
+    from cooc.recipes import RECIPES, DescriptorConfig, find_recipe
 
 __version__ = "0.1.0"
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cooc.allocation import keep_memory
 from cooc.errors import InputError, UnknownNameError, WeightsError
 from cooc.timm_models import timm_model
 
@@ -135,8 +134,6 @@ def build_backbone(
         _load(network, weights, name)
     if name in BACKBONES:
         fold_batch_norms(network)
-    if torch.device(device).type == "cpu" and _grouped(network):
-        keep_memory(1 << 27, 1 << 30)  # its maps are large for the little that is done with them
     return Activations(network.to(device, dtype), backbone, layer).to(device)
 
 

@@ -8,15 +8,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import hashlib
-import json
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,120 +21,25 @@ from torch import Tensor, nn
 from cooc import kernels
 from cooc.activations import BACKBONES, Activations, build_backbone, resolve_device, resolve_dtype
 from cooc.cooccurrence import EPS, Cooccurrence, shih_cooccurrence
-from cooc.errors import InputError, UnknownNameError, WhiteningError
-from cooc.images import Box, Source, load_image
-from cooc.pooling import MASKS, POOLINGS, l2_normalise, mask
-from cooc.weights import content_hash, load_weights
+from cooc.errors import InputError, WhiteningError
+from cooc.pictures.boxes import Box
+from cooc.pictures.decode import Picture, load_image
+from cooc.pooling import POOLINGS, l2_normalise, mask
+from cooc.recipes import DescriptorConfig, find_filter, find_recipe, shipped
+from cooc.weights.cache import load_weights
+from cooc.weights.table import content_hash
 from cooc.whitening import Whitening, whiten
 from cooc.whitening import load as load_whitening
 
-__all__ = ["MULTI_SCALE", "Descriptor", "DescriptorConfig", "Pooler", "load_backbone"]
+__all__ = ["Descriptor", "Pooler", "load_backbone"]
 
-MULTI_SCALE = (1.0, math.sqrt(0.5), 0.5)
-COOCCURRENCES = ("direct", "learned", "shih", "none")
 LINEAR = {"chco-sct": (True, True), "sct": (True, False), "chco": (False, True)}  # alpha counts, beta counts
 BATCH_PIXELS = {"cpu": 1 << 20, "cuda": 24 << 20}  # images of one shape that go through the network together
 BATCHES_AHEAD = {"cpu": 0, "cuda": 2}  # of them that wait at a device, which has no rest then
 NOT_FINITE = "A picture gave a vector with NaN or infinity; check the network's weights and the dtype."
 
 if TYPE_CHECKING:
-    Image = Source | Tensor
-
-
-@dataclass(frozen=True)
-class DescriptorConfig:
-    """Everything that a vector depends on. `options` are the pooling's own, as sorted pairs; a dict is taken too."""
-
-    backbone: str = "vgg16-caffe"
-    layer: str = ""  # "" is the backbone's default
-    size: int = 1024  # longest side in pixels; smaller pictures keep their size
-    scales: tuple[float, ...] = (1.0,)
-    mask: str = "none"
-    sigma: float = 0.5  # of the centre mask, in units of the shorter side
-    cooccurrence: str = "direct"
-    radius: int = 4
-    filter: str = ""  # of "learned": a file, or the name of one that ships with cooc
-    pooling: str = "chco-sct"
-    options: tuple[tuple[str, float], ...] = ()
-    whitening: str = ""  # a file, or the set that one which ships with cooc was fitted on; "" is none
-    dim: int = 0  # after whitening; 0 keeps all
-    dtype: str = "auto"
-
-    def __post_init__(self) -> None:
-        put = object.__setattr__
-        put(self, "options", tuple(sorted((name, _plain(value)) for name, value in dict(self.options).items())))
-        put(self, "sigma", float(self.sigma))  # equal configs must have one hash: 1 and 1.0 are written differently
-        put(self, "scales", tuple(float(scale) for scale in self.scales))
-        if not self.backbone.startswith("timm:"):
-            if self.backbone not in BACKBONES:
-                raise UnknownNameError("backbone", self.backbone, [*BACKBONES, "timm:NAME"])
-            layers = BACKBONES[self.backbone].layers
-            put(self, "layer", self.layer or next(iter(layers)))
-            if self.layer not in layers:
-                raise UnknownNameError(f"layer of {self.backbone}", self.layer, layers)
-        for kind, name, known in (
-            ("mask", self.mask, MASKS),
-            ("pooling", self.pooling, POOLINGS),
-            ("co-occurrence", self.cooccurrence, COOCCURRENCES),
-        ):
-            if name not in known:
-                raise UnknownNameError(kind, name, known)
-        for option, _ in self.options:
-            if option not in POOLINGS[self.pooling].options:
-                raise UnknownNameError(f"setting, or option of {self.pooling},", option, _settings(self.pooling))
-        if self.size < 1 or self.dim < 0 or not self.scales or not all(0 < s <= 1 for s in self.scales):
-            raise InputError("size must be at least 1, dim at least 0, and scales lie in (0, 1]: nothing is upsampled.")
-        if self.radius < 0 or not 0 < self.sigma < math.inf:
-            raise InputError("radius must be at least 0, and sigma more than 0.")
-        if self.cooccurrence == "learned" and not self.filter:
-            raise InputError('cooccurrence="learned" needs filter=, a filter file (.npy or .safetensors).')
-
-    def replace(self, **changes: Any) -> DescriptorConfig:
-        unknown = set(changes) - {field.name for field in dataclasses.fields(self)}
-        if unknown:
-            raise UnknownNameError("setting", min(unknown), [field.name for field in dataclasses.fields(self)])
-        return dataclasses.replace(self, **changes)
-
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"scales": list(self.scales), "options": dict(self.options)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> DescriptorConfig:
-        fields = {field.name for field in dataclasses.fields(cls)}
-        for name in values:
-            if name not in fields:
-                raise UnknownNameError("setting", name, fields)
-        options = tuple(dict(values.get("options", ())).items())
-        return cls(**{**values, "scales": tuple(values.get("scales", (1.0,))), "options": options})
-
-    @property
-    def hash(self) -> str:
-        """Of all that a vector depends on; dtype is left out: bfloat16 and float32 vectors may be compared."""
-        return self._digest("dtype")
-
-    @property
-    def pooling_hash(self) -> str:
-        """Of the vector before whitening: the key of a cache of raw vectors."""
-        return self._digest("dtype", "whitening", "dim")
-
-    @property
-    def space_hash(self) -> str:
-        """Of the space that raw vectors live in, at any image size: what a whitening is fitted for."""
-        return self._digest("dtype", "whitening", "dim", "size", "scales")
-
-    @property
-    def space(self) -> str:
-        """The same for people: names the whitening files that ship with cooc."""
-        parts = [self.backbone, self.pooling]
-        if POOLINGS[self.pooling].cooccurrence:
-            parts.append({"direct": "act", "none": "aa"}.get(self.cooccurrence, self.cooccurrence))
-        return "-".join(parts + [self.mask] * (self.mask != "none"))
-
-    def _digest(self, *without: str) -> str:
-        values = {key: value for key, value in self.as_dict().items() if key not in without}
-        if self.filter:  # what counts is the filter in the file, not where the file lies
-            values["filter"] = hashlib.sha256(find_filter(self.filter).read_bytes()).hexdigest()
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+    Image = Picture | Tensor
 
 
 class Pooler(nn.Module):
@@ -223,8 +122,6 @@ class Descriptor:
     @classmethod
     def from_recipe(cls, recipe: str, *, device: str = "auto", **changes: Any) -> Descriptor:
         """By name, with changes: from_recipe("paper-bilinear", scales=MULTI_SCALE). `cooc recipes` lists the names."""
-        from cooc.recipes import find_recipe  # recipes.py is built on this module
-
         return cls(find_recipe(recipe).config.replace(**changes), device=device)
 
     @property
@@ -304,15 +201,6 @@ class Descriptor:
         return vectors if self.whitening is None else whiten(vectors.to(self.device), self.whitening)
 
 
-def _plain(value: float) -> float:
-    """3.0 -> 3: one way to write a number."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _settings(pooling: str) -> list[str]:
-    return [field.name for field in dataclasses.fields(DescriptorConfig)] + POOLINGS[pooling].options
-
-
 def find_whitening(config: DescriptorConfig) -> Whitening:
     """The whitening that a config names, a file or one that ships with cooc; refused if it is for other vectors."""
     named = Path(config.whitening)
@@ -330,21 +218,6 @@ def find_whitening(config: DescriptorConfig) -> Whitening:
             "Fit one for this recipe: `cooc whiten FOLDER --recipe RECIPE -o FILE.safetensors`."
         )
     return whitening
-
-
-def find_filter(name: str) -> Path:
-    """A learned filter: a file, or the name of one that ships with cooc."""
-    path = Path(name) if Path(name).suffix else shipped("filters", name)
-    if path is None:
-        raise InputError(f"No filter {name!r} ships with cooc; give a .safetensors or .npy file.")
-    if not path.is_file():
-        raise InputError(f"{path}: no such filter file. Train one (`cooc train`), or give .npy or .safetensors.")
-    return path
-
-
-def shipped(folder: str, name: str) -> Path | None:
-    path = Path(str(resources.files("cooc"))) / "data" / folder / f"{name}.safetensors"
-    return path if path.is_file() else None
 
 
 def load_backbone(config: DescriptorConfig, device: torch.device) -> Activations:

@@ -24,17 +24,18 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cooc import __version__, calibration, indexing
-from cooc.descriptor import Descriptor, DescriptorConfig
+from cooc import __version__
+from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreMissingError
-from cooc.images import Box, Source
-from cooc.indexing import Engine, Here, Progress, Report, Stop
-from cooc.matching import Match, Options, Results, find_duplicates, find_matches, unit
-from cooc.recipes import find_recipe
-from cooc.sources import Entry, Folder, is_url, open_source
-from cooc.store import Filter, Record, Store, StoreMeta, Vectors, check_same
-from cooc.stores import create_store, is_folder, open_store, without_password
-from cooc.transfer import import_index, read_meta
+from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
+from cooc.index.export import import_index, read_meta
+from cooc.index.shortlist import Match, Options, Results, find_duplicates, find_matches, unit
+from cooc.index.store import Filter, Record, Store, StoreMeta, Vectors, check_same
+from cooc.index.sync import Engine, Here, Progress, Report, Stop
+from cooc.pictures import Folder, is_url, open_collection
+from cooc.pictures.boxes import Box
+from cooc.pictures.decode import Picture
+from cooc.recipes import DescriptorConfig, find_recipe
 
 if TYPE_CHECKING:
     from cooc.descriptor import Image
@@ -71,7 +72,7 @@ class ImageSearch:
         self.store, self.meta = store, store.meta
         self.index_path = os.fspath(index)  # what opens it again
         self.index_name = without_password(self.index_path)  # what may be shown
-        self.source = open_source(_root(self.index_path, self.meta))
+        self.collection = open_collection(_root(self.index_path, self.meta))
         self.config = DescriptorConfig.from_dict(self.meta.config)
         self.calibration = calibration.find(self.config, self.meta.dim)
         self._device = device
@@ -153,9 +154,9 @@ class ImageSearch:
     @property
     def root(self) -> Path:
         """The folder of the pictures, where they lie in one."""
-        if not isinstance(self.source, Folder):
-            raise InputError(f"The pictures lie in {self.source.url!r}, in no folder of this machine.")
-        return self.source.root
+        if not isinstance(self.collection, Folder):
+            raise InputError(f"The pictures lie in {self.collection.url!r}, in no folder of this machine.")
+        return self.collection.root
 
     @property
     def descriptor(self) -> Descriptor:
@@ -178,7 +179,7 @@ class ImageSearch:
 
     def _own_meta(self) -> StoreMeta:
         """With the hash that this version of cooc gives the configuration: settings may have come since it was kept."""
-        return replace(self.meta, config_hash=self.config.hash, root=self.source.url)
+        return replace(self.meta, config_hash=self.config.hash, root=self.collection.url)
 
     def _check(self, other: StoreMeta) -> None:
         check_same(self._own_meta(), other, self.index_name)
@@ -187,7 +188,7 @@ class ImageSearch:
 
     def add(self, paths: Iterable[Path_], *, workers: int = 0, progress: Progress | None = None) -> Report:
         """Add these files, or replace what the index knows of them. Files that have not changed cost nothing."""
-        return indexing.add_files(self.store, self.source, Here(self._get, workers), paths, progress=progress)
+        return sync.add_files(self.store, self.collection, Here(self._get, workers), paths, progress=progress)
 
     def index(
         self,
@@ -200,13 +201,13 @@ class ImageSearch:
         progress: Progress | None = None,
         stop: Stop | None = None,
     ) -> Report:
-        """Bring the index up to date with folders below its root: see `cooc.indexing.synchronise`.
+        """Bring the index up to date with folders below its root: see `cooc.index.sync.synchronise`.
 
         `engine` is what describes; by default this process, with so many others that decode.
         """
-        return indexing.synchronise(
+        return sync.synchronise(
             self.store,
-            self.source,
+            self.collection,
             engine or Here(self._get, workers),
             folders,
             keep_missing=keep_missing,
@@ -255,7 +256,7 @@ class ImageSearch:
             plain = text.removeprefix("./").rstrip("/")
             if self.store.find([plain])[0] or next(self.store.records(Filter(prefix=plain), limit=1), None):
                 return plain
-        return self.source.name(text)
+        return self.collection.name(text)
 
     # questions
 
@@ -310,12 +311,12 @@ class ImageSearch:
     def vectors(self, ids: Sequence[str]) -> Vectors:
         return self.store.vectors(ids)
 
-    def file(self, id: str) -> Source:
+    def file(self, id: str) -> Picture:
         """A picture of the index, to be read from where it lies: a path, if that is on this machine."""
         (record,) = self.store.get([id])
         if record is None:
             raise InputError(f"There is no picture {id} in the index {self.index_name}: search again.")
-        return self.source.picture(Entry.of(record))
+        return self.collection.picture(record.entry)
 
     def duplicates(self, threshold: float = NEAR_DUPLICATE, *, where: Filter | None = None) -> Iterator[list[Record]]:
         """Groups of pictures that are joined by similarities of at least `threshold`."""
@@ -324,7 +325,7 @@ class ImageSearch:
     def status(self) -> Status:
         return Status(
             index=self.index_name,
-            root=self.source.url,
+            root=self.collection.url,
             recipe=self.meta.recipe,
             dim=self.meta.dim,
             images=len(self.store),
@@ -380,7 +381,7 @@ def _address(path: Path_) -> str | Path:
 def _keep_root(index: Path_, root: Path_ | None) -> str:
     """Relative to the index where that lies below the root: both may be moved together, or mounted elsewhere."""
     if root is not None and is_url(root):
-        return open_source(root).url
+        return open_collection(root).url
     if not is_folder(index):
         if root is None:
             shown = without_password(os.fspath(index))

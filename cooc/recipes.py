@@ -7,15 +7,145 @@ find_recipe("crow+ms")                           ms: at scales 1, 1/sqrt 2, 1/2;
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from cooc.descriptor import MULTI_SCALE, DescriptorConfig
+from cooc.activations import BACKBONES
 from cooc.errors import InputError, UnknownNameError
+from cooc.pooling import MASKS, POOLINGS
 
-__all__ = ["RECIPES", "Recipe", "find_recipe"]
+__all__ = ["MULTI_SCALE", "RECIPES", "DescriptorConfig", "Recipe", "find_filter", "find_recipe", "shipped"]
 
+MULTI_SCALE = (1.0, math.sqrt(0.5), 0.5)
+COOCCURRENCES = ("direct", "learned", "shih", "none")
 SKETCH = (("dim", 8192), ("seed", 0))
+
+
+@dataclass(frozen=True)
+class DescriptorConfig:
+    """Everything that a vector depends on. `options` are the pooling's own, as sorted pairs; a dict is taken too."""
+
+    backbone: str = "vgg16-caffe"
+    layer: str = ""  # "" is the backbone's default
+    size: int = 1024  # longest side in pixels; smaller pictures keep their size
+    scales: tuple[float, ...] = (1.0,)
+    mask: str = "none"
+    sigma: float = 0.5  # of the centre mask, in units of the shorter side
+    cooccurrence: str = "direct"
+    radius: int = 4
+    filter: str = ""  # of "learned": a file, or the name of one that ships with cooc
+    pooling: str = "chco-sct"
+    options: tuple[tuple[str, float], ...] = ()
+    whitening: str = ""  # a file, or the set that one which ships with cooc was fitted on; "" is none
+    dim: int = 0  # after whitening; 0 keeps all
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "options", tuple(sorted((name, _plain(value)) for name, value in dict(self.options).items())))
+        put(self, "sigma", float(self.sigma))  # equal configs must have one hash: 1 and 1.0 are written differently
+        put(self, "scales", tuple(float(scale) for scale in self.scales))
+        if not self.backbone.startswith("timm:"):
+            if self.backbone not in BACKBONES:
+                raise UnknownNameError("backbone", self.backbone, [*BACKBONES, "timm:NAME"])
+            layers = BACKBONES[self.backbone].layers
+            put(self, "layer", self.layer or next(iter(layers)))
+            if self.layer not in layers:
+                raise UnknownNameError(f"layer of {self.backbone}", self.layer, layers)
+        for kind, name, known in (
+            ("mask", self.mask, MASKS),
+            ("pooling", self.pooling, POOLINGS),
+            ("co-occurrence", self.cooccurrence, COOCCURRENCES),
+        ):
+            if name not in known:
+                raise UnknownNameError(kind, name, known)
+        for option, _ in self.options:
+            if option not in POOLINGS[self.pooling].options:
+                raise UnknownNameError(f"setting, or option of {self.pooling},", option, _settings(self.pooling))
+        if self.size < 1 or self.dim < 0 or not self.scales or not all(0 < s <= 1 for s in self.scales):
+            raise InputError("size must be at least 1, dim at least 0, and scales lie in (0, 1]: nothing is upsampled.")
+        if self.radius < 0 or not 0 < self.sigma < math.inf:
+            raise InputError("radius must be at least 0, and sigma more than 0.")
+        if self.cooccurrence == "learned" and not self.filter:
+            raise InputError('cooccurrence="learned" needs filter=, a filter file (.npy or .safetensors).')
+
+    def replace(self, **changes: Any) -> DescriptorConfig:
+        unknown = set(changes) - {field.name for field in dataclasses.fields(self)}
+        if unknown:
+            raise UnknownNameError("setting", min(unknown), [field.name for field in dataclasses.fields(self)])
+        return dataclasses.replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"scales": list(self.scales), "options": dict(self.options)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DescriptorConfig:
+        fields = {field.name for field in dataclasses.fields(cls)}
+        for name in values:
+            if name not in fields:
+                raise UnknownNameError("setting", name, fields)
+        options = tuple(dict(values.get("options", ())).items())
+        return cls(**{**values, "scales": tuple(values.get("scales", (1.0,))), "options": options})
+
+    @property
+    def hash(self) -> str:
+        """Of all that a vector depends on; dtype is left out: bfloat16 and float32 vectors may be compared."""
+        return self._digest("dtype")
+
+    @property
+    def pooling_hash(self) -> str:
+        """Of the vector before whitening: the key of a cache of raw vectors."""
+        return self._digest("dtype", "whitening", "dim")
+
+    @property
+    def space_hash(self) -> str:
+        """Of the space that raw vectors live in, at any image size: what a whitening is fitted for."""
+        return self._digest("dtype", "whitening", "dim", "size", "scales")
+
+    @property
+    def space(self) -> str:
+        """The same for people: names the whitening files that ship with cooc."""
+        parts = [self.backbone, self.pooling]
+        if POOLINGS[self.pooling].cooccurrence:
+            parts.append({"direct": "act", "none": "aa"}.get(self.cooccurrence, self.cooccurrence))
+        return "-".join(parts + [self.mask] * (self.mask != "none"))
+
+    def _digest(self, *without: str) -> str:
+        values = {key: value for key, value in self.as_dict().items() if key not in without}
+        if self.filter:  # what counts is the filter in the file, not where the file lies
+            values["filter"] = hashlib.sha256(find_filter(self.filter).read_bytes()).hexdigest()
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _plain(value: float) -> float:
+    """3.0 -> 3: one way to write a number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _settings(pooling: str) -> list[str]:
+    return [field.name for field in dataclasses.fields(DescriptorConfig)] + POOLINGS[pooling].options
+
+
+def find_filter(name: str) -> Path:
+    """A learned filter: a file, or the name of one that ships with cooc."""
+    path = Path(name) if Path(name).suffix else shipped("filters", name)
+    if path is None:
+        raise InputError(f"No filter {name!r} ships with cooc; give a .safetensors or .npy file.")
+    if not path.is_file():
+        raise InputError(f"{path}: no such filter file. Train one (`cooc train`), or give .npy or .safetensors.")
+    return path
+
+
+def shipped(folder: str, name: str) -> Path | None:
+    path = Path(str(resources.files("cooc"))) / "data" / folder / f"{name}.safetensors"
+    return path if path.is_file() else None
 
 
 @dataclass(frozen=True)

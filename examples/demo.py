@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cooc import Descriptor
-from cooc.heatmaps import overlay, spatial_cooccurrences
-from cooc.images import open_image
+from cooc.explanation.heatmaps import overlay, spatial_cooccurrences
+from cooc.pictures.decode import open_image
 
 RECIPE = "paper-linear"
 SIZE = 256  # longest side in pixels: small, for machines without a GPU

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from cooc.weights import load_weights
+from benchmarks.__main__ import app as benchmarks_app
+from cooc.cli import app
+from cooc.weights.cache import load_weights
 from tests.servers import end_servers
+from tests.shell import Shell, shell
 
 torch.set_num_threads(1)  # tests use small tensors: threads that wait for one another cost more than they bring
 
@@ -25,3 +28,15 @@ def _servers() -> Iterator[None]:
     """Whatever servers the tests have started (see tests/servers.py) end with them."""
     yield
     end_servers()
+
+
+@pytest.fixture
+def cooc(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """`cooc("describe", path, ...)`"""
+    return shell(app, capsys, monkeypatch)
+
+
+@pytest.fixture
+def benchmarks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """`benchmarks("tables", ...)`: as python -m benchmarks."""
+    return shell(benchmarks_app, capsys, monkeypatch)

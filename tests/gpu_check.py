@@ -104,7 +104,7 @@ def check_linear(maps: Maps) -> Iterator[Case]:
 
 def check_choices(maps: Maps) -> Iterator[Case]:
     """Whatever the benchmark lets the kernels choose from gives the same."""
-    from cooc.benchmark import kernels
+    from benchmarks import kernels
     from cooc.kernels import direct
 
     B, C, H, W = (3, 10, 5, 9) if maps.small else (5, 512, 24, 32)
@@ -204,7 +204,7 @@ def check_repeat(maps: Maps) -> Iterator[Case]:
 
 def check_forms(maps: Maps) -> Iterator[Case]:
     """What `cooc bench speed` times, in every part."""
-    from cooc.benchmark import kernels
+    from benchmarks import kernels
 
     device = torch.device(maps.device)
     for name in kernels.PARTS:

@@ -96,7 +96,7 @@ class Milvus:
         """The more collections are loaded, the longer a server that was killed takes to load them again."""
         from pymilvus import MilvusClient
 
-        from cooc.stores._milvus import Address
+        from cooc.index.milvus.collection import Address
 
         where = Address.parse(self._given.pop(folder))
         client = MilvusClient(where.uri)
@@ -107,7 +107,7 @@ class Milvus:
         return self.url(f"test_{next(self._numbers)}")
 
     def _make(self, address: str) -> str:
-        from cooc.stores.milvus import prepare_collection
+        from cooc.index.milvus.store import prepare_collection
 
         prepare_collection(address, DIM)
         return address

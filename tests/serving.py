@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cooc.api import impatient
-from cooc.calibration import Calibration
 from cooc.descriptor import Descriptor
 from cooc.image_search import ImageSearch
+from cooc.index.calibration import Calibration
 from cooc.recipes import find_recipe
 
 RECIPE = "paper-linear+backbone=efficientnet-lite0+raw+size=128+dtype=float32"

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from cooc.activations import Activations, build_backbone
 from cooc.cooccurrence import Cooccurrence, cooccurrence
-from cooc.descriptor import MULTI_SCALE, Descriptor, DescriptorConfig, batches, rescale
+from cooc.descriptor import Descriptor, batches, rescale
 from cooc.errors import BoxError, ImageError, InputError, UnknownNameError, WhiteningError
 from cooc.pooling import POOLINGS, chco_sct, gem, l2_normalise, mask
+from cooc.recipes import MULTI_SCALE, DescriptorConfig
 from cooc.whitening import Whitening, fit_pca, whiten
 from cooc.whitening import save as save_whitening
 from tests.test_activations import random_weights

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cooc.benchmark.datasets import load_dataset
+from cooc.datasets.retrieval import load_dataset
 from cooc.descriptor import Descriptor
 from cooc.image_search import ImageSearch
 

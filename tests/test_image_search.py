@@ -14,15 +14,14 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from cooc import calibration
-from cooc.calibration import Calibration
 from cooc.errors import InputError, StoreError, StoreMismatchError, StoreMissingError, UnknownNameError
 from cooc.image_search import ImageSearch
-from cooc.matching import find_duplicates
+from cooc.index import calibration, create_store
+from cooc.index.calibration import Calibration
+from cooc.index.export import export_index
+from cooc.index.shortlist import find_duplicates
+from cooc.index.store import Filter, Record, StoreMeta
 from cooc.reranking import alpha_expansion, average_expansion, database_augmentation, rank, rerank
-from cooc.store import Filter, Record, StoreMeta
-from cooc.stores import create_store
-from cooc.transfer import export_index
 from tests.tiny import RECIPE, descriptor, make_descriptor, write_photos
 
 COUNT = 30

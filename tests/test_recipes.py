@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from cooc.activations import BACKBONES
-from cooc.descriptor import MULTI_SCALE, Pooler
+from cooc.descriptor import Pooler
 from cooc.errors import InputError, UnknownNameError
 from cooc.pooling import POOLINGS
-from cooc.recipes import RECIPES, find_recipe
+from cooc.recipes import MULTI_SCALE, RECIPES, find_recipe
 
 PAPER = {
     "ucrow": ("ucrow", "none", 512),

@@ -13,8 +13,9 @@ import torch
 
 from cooc import weights
 from cooc.activations import build_backbone
-from cooc.descriptor import DescriptorConfig, load_backbone
+from cooc.descriptor import load_backbone
 from cooc.errors import InputError, UnknownNameError, WeightsError
+from cooc.recipes import DescriptorConfig
 from cooc.timm_models import _import_timm, timm_model
 from tests.test_activations import pictures
 

@@ -30,7 +30,9 @@ from safetensors import safe_open
 
 from cooc import weights
 from cooc.errors import UnknownNameError, WeightsError
-from cooc.weights import IndexFile, NpmFile, OfficialFile, WeightSet, content_hash, readers, sources
+from cooc.weights import readers, sources
+from cooc.weights.sources import IndexFile, NpmFile, OfficialFile
+from cooc.weights.table import WeightSet, content_hash
 from tests.reference import keras_resnet50
 
 Tensors = dict[str, torch.Tensor]

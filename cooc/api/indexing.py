@@ -14,8 +14,8 @@ from cooc.api.schemas import IndexingOut
 from cooc.api.settings import Settings
 from cooc.errors import CoocError
 from cooc.image_search import ImageSearch
-from cooc.indexing import Report
-from cooc.sources import Folder
+from cooc.index.sync import Report
+from cooc.pictures import Folder
 
 __all__ = ["Indexing"]
 
@@ -34,11 +34,11 @@ class Indexing:
 
     def folder(self, name: str) -> str:
         """The folder of that name, if it may be indexed. Links are resolved before that is decided."""
-        if not isinstance(self.search.source, Folder):
+        if not isinstance(self.search.collection, Folder):
             wanted = PurePosixPath(name.strip("/"))
             if ".." in wanted.parts or not any(wanted.is_relative_to(folder) for folder in self.settings.folders):
                 raise HTTPException(403, f"{name!r} may not be indexed by request; `cooc serve --allow` allows it.")
-            return self.search.source.address("" if wanted == PurePosixPath() else str(wanted))
+            return self.search.collection.address("" if wanted == PurePosixPath() else str(wanted))
         root = self.search.root.resolve()
         try:
             found = (root / name.strip("/")).resolve(strict=True)

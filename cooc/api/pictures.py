@@ -23,9 +23,9 @@ from starlette.exceptions import HTTPException
 
 from cooc.errors import ImageError
 from cooc.image_search import ImageSearch
-from cooc.images import Source, image_info, open_image
-from cooc.sources import Entry, Folder
-from cooc.store import Record
+from cooc.index.store import Record
+from cooc.pictures import Folder
+from cooc.pictures.decode import Picture, image_info, open_image
 
 __all__ = ["Pictures", "StoredFile"]
 
@@ -36,7 +36,7 @@ SHOWN = {"AVIF", "BMP", "GIF", "JPEG", "PNG", "WEBP"}  # what browsers show; the
 
 @dataclass(frozen=True)
 class StoredFile:
-    picture: Source
+    picture: Picture
     size: int
     mtime_ns: int
     record: Record
@@ -63,9 +63,9 @@ class Pictures:
 
     def find(self, id: str) -> StoredFile:
         record = self.record(id)
-        if not isinstance(self.search.source, Folder):  # there are no links in there, and asking takes a while
-            file = Entry.of(record)
-            return StoredFile(self.search.source.picture(file), file.size, file.mtime_ns, record)
+        if not isinstance(self.search.collection, Folder):  # there are no links in there, and asking takes a while
+            file = record.entry
+            return StoredFile(self.search.collection.picture(file), file.size, file.mtime_ns, record)
         try:
             root = self.search.root.resolve(strict=True)
             path = (root / record.path).resolve(strict=True)

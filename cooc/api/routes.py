@@ -40,8 +40,9 @@ from cooc.api.settings import Settings
 from cooc.errors import InputError
 from cooc.explanation import explain
 from cooc.image_search import ImageSearch
-from cooc.images import Box, image_info, parse_box
-from cooc.store import Filter
+from cooc.index.store import Filter
+from cooc.pictures.boxes import Box, parse_box
+from cooc.pictures.decode import image_info
 
 __all__ = ["Services", "router"]
 
@@ -103,7 +104,7 @@ async def status(services: Shared) -> StatusOut:
     search = services.search
     found = await services.searching.run(search.status)
     return StatusOut(
-        name=shown(search.source.url.rpartition("/")[2]),
+        name=shown(search.collection.url.rpartition("/")[2]),
         images=found.images,
         bad=found.bad,
         recipe=found.recipe,

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from cooc.explanation import Explanation, Shares
-from cooc.images import Box
-from cooc.indexing import Report
-from cooc.matching import Match, Results
-from cooc.store import Filter, Record
+from cooc.explanation.shares import Explanation, Shares
+from cooc.index.shortlist import Match, Results
+from cooc.index.store import Filter, Record
+from cooc.index.sync import Report
+from cooc.pictures.boxes import Box
 
 __all__ = ["DEEPEST", "BoxQuery", "Expansion", "ImageId", "Reranking", "SearchOptions", "Where"]
 

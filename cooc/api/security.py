@@ -144,7 +144,7 @@ def hide_errors(app: FastAPI) -> None:
     @app.exception_handler(CoocError)
     async def known(request: Request, error: CoocError) -> Response:
         if isinstance(error, InputError):
-            root = request.app.state.services.search.source.url
+            root = request.app.state.services.search.collection.url
             return _answer(422, str(error).replace(f"{root}/", "").replace("<bytes>", "This file"))
         if isinstance(error, StoreLockedError):
             return _answer(409, "The index is being changed by another process: wait until it is done.")

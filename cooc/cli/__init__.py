@@ -4,14 +4,10 @@
     weights.py        weights list | fetch | verify | export | import
     indexing.py       index, add, remove, tag, status, verify, compact, export, import, calibrate
     searching.py      search, duplicates
-    serving.py        serve, explain, bench serve
+    serving.py        serve, explain
     training.py       train, filter show | compress | import
-    benching.py       bench DATASET, data list | check | where; registers the other benchmarks
-    bench_index.py    bench index, bench search
-    bench_scale.py    bench scale
-    bench_store.py    bench store
-    speed.py          bench speed
-    reporting.py      tables, figures, bench compare
+    benching.py       bench DATASET, data list | check | where
+    reporting.py      tables, compare
     planning.py       plan
 
 Exit codes: 0 done; 2 wrong input; 3 done, but some files were left out and reported; 4 weights; 5 index; 6 data set;
@@ -62,6 +58,10 @@ def _options(
 
 
 def main() -> None:
+    run(app)
+
+
+def run(app: typer.Typer) -> None:
     """Run a command; errors become a message and an exit code, never a traceback (COOC_DEBUG=1 shows it)."""
     try:
         app(standalone_mode=True)

@@ -10,20 +10,18 @@ import typer
 from rich.table import Table
 
 from cooc.cli import app, err, out
-from cooc.cli.bench_cost import bench_compact, bench_engines, bench_growth
-from cooc.cli.bench_index import bench_index, bench_search
-from cooc.cli.bench_scale import bench_scale
-from cooc.cli.bench_store import bench_store
 from cooc.cli.reporting import compare
-from cooc.cli.serving import bench_serve
-from cooc.cli.speed import speed
 from cooc.errors import InputError
+
+MOVED = ("speed", "index", "search", "store", "serve", "scale", "engines", "compact", "growth")  # cooc's own costs
 
 
 class DatasetOrCommand(typer.core.TyperGroup):
-    """`cooc bench roxford5k ...` and `cooc bench speed ...`: what is no command is a dataset or a folder."""
+    """`cooc bench roxford5k ...` and `cooc bench compare ...`: what is no command is a dataset or a folder."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in MOVED and not Path(args[0]).is_dir():
+            raise InputError(f"`cooc bench {args[0]}` measures cooc itself. In a clone: python -m benchmarks {args[0]}")
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             args = ["dataset", *args]
         return super().resolve_command(ctx, args)
@@ -32,21 +30,12 @@ class DatasetOrCommand(typer.core.TyperGroup):
 bench = typer.Typer(
     cls=DatasetOrCommand,
     no_args_is_help=True,
-    help="Measure: a dataset's mAP (cooc bench DATASET|FOLDER), speed, recipes, index, search, server.",
+    help="Measure on labelled pictures: mAP of recipes (cooc bench DATASET|FOLDER), or compare them with their cost.",
 )
 data = typer.Typer(no_args_is_help=True, help="Benchmark datasets: which, where they are published, what is missing.")
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
-bench.command("speed")(speed)
 bench.command("compare")(compare)
-bench.command("index")(bench_index)
-bench.command("search")(bench_search)
-bench.command("store")(bench_store)
-bench.command("serve")(bench_serve)
-bench.command("scale")(bench_scale)
-bench.command("engines")(bench_engines)
-bench.command("compact")(bench_compact)
-bench.command("growth")(bench_growth)
 
 
 @bench.command("dataset")
@@ -80,8 +69,8 @@ def bench_dataset(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """mAP of recipes on a dataset: describe, whiten, rank, expand, evaluate, and write it to results/."""
-    from cooc.benchmark.datasets import image_set, load_dataset
-    from cooc.benchmark.run import Options, run, save_whitenings, write_result
+    from cooc.bench.run import Options, run, save_whitenings, write_result
+    from cooc.datasets.retrieval import image_set, load_dataset
     from cooc.recipes import find_recipe
 
     recipes = [find_recipe(name) for name in recipe.split(",") if name]
@@ -120,7 +109,7 @@ def bench_dataset(
 @data.command("list")
 def data_list() -> None:
     """The datasets that cooc knows."""
-    from cooc.benchmark.datasets import DATASETS
+    from cooc.datasets.retrieval import DATASETS
 
     table = Table("name", "pictures", "queries", "protocols")
     for name, spec in DATASETS.items():
@@ -134,7 +123,7 @@ def data_check(
     data: Annotated[Path, typer.Option(help="Folder below which the datasets lie.")] = Path("data"),
 ) -> None:
     """Is it complete? Names what is missing; exit code 6 if anything is."""
-    from cooc.benchmark.datasets import check
+    from cooc.datasets.retrieval import check
 
     report = check(dataset, data)
     out.print(str(report), markup=False)
@@ -145,6 +134,6 @@ def data_check(
 @data.command("where")
 def data_where(dataset: Annotated[str, typer.Argument(help="A known dataset.")]) -> None:
     """Where it is published."""
-    from cooc.benchmark.datasets import where
+    from cooc.datasets.retrieval import where
 
     out.print(where(dataset), markup=False)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cooc.descriptor import Descriptor
-    from cooc.extraction import Bad, Batch
-    from cooc.images import Box
+    from cooc.pictures.batches import Bad, Batch
+    from cooc.pictures.boxes import Box
 
 DEFAULT = "paper-linear"
 WIDE = 140  # columns of a table that goes into a file or a pipe
@@ -51,8 +51,8 @@ def describe(
     """
     import numpy as np
 
-    from cooc.extraction import Bad
-    from cooc.images import parse_box
+    from cooc.pictures.batches import Bad
+    from cooc.pictures.boxes import parse_box
     from cooc.recipes import find_recipe
 
     config = find_recipe(recipe).config
@@ -79,7 +79,7 @@ def describe(
         "shape": list(matrix.shape),
         "paths": [str(paths[i]) for i in order],
         "box": part,
-        "bad": [{"path": str(one.item.source), "reason": one.reason} for one in bad],
+        "bad": [{"path": str(one.item.picture), "reason": one.reason} for one in bad],
         "recipe": recipe,
         "config": descriptor.config.as_dict(),
         "fingerprint": descriptor.fingerprint,
@@ -114,9 +114,8 @@ def heatmap(
     from PIL import Image
 
     from cooc.cooccurrence import Cooccurrence
-    from cooc.descriptor import find_filter
-    from cooc.heatmaps import overlay, sheet, spatial_cooccurrences
-    from cooc.recipes import find_recipe
+    from cooc.explanation.heatmaps import overlay, sheet, spatial_cooccurrences
+    from cooc.recipes import find_filter, find_recipe
 
     config = find_recipe(recipe).config
     Image.init()
@@ -151,7 +150,7 @@ def whiten(
     Any command then takes it as part of a recipe's name: RECIPE+whitening=FILE.safetensors
     """
     from cooc import whitening
-    from cooc.extraction import Bad
+    from cooc.pictures.batches import Bad
     from cooc.recipes import find_recipe
 
     config = find_recipe(recipe).config.replace(whitening="", dim=0)
@@ -213,7 +212,7 @@ def recipes(
 
 def _list(images: list[Path]) -> list[Path]:
     """All pictures named or in the folders named, in order. A name that is not there is an error, before any work."""
-    from cooc.images import list_images
+    from cooc.pictures.folder import list_images
 
     paths = [path for image in images for path in list_images(image)]
     if not paths:
@@ -232,7 +231,7 @@ def _extract(
 ) -> Iterator[Batch[Tensor] | Bad]:
     """`extract` with a progress bar; the key of each item is its place in `paths`."""
     from cooc.descriptor import BATCH_PIXELS
-    from cooc.extraction import Bad, Item, default_workers, extract
+    from cooc.pictures.batches import Bad, Item, default_workers, extract
 
     kind = descriptor.device.type
     if workers is None:

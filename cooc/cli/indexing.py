@@ -21,7 +21,7 @@ from cooc.errors import PARTIAL, InputError, StoreMissingError, UnknownNameError
 
 if TYPE_CHECKING:
     from cooc.image_search import ImageSearch
-    from cooc.indexing import Engine, Report
+    from cooc.index.sync import Engine, Report
 
 NAME = ".cooc"
 ENGINES = ("here", "ray")
@@ -89,7 +89,7 @@ def index(
 
     Only new and changed pictures are described. Stop it when you like, and run it again: it goes on where it was.
     """
-    from cooc.sources import is_url
+    from cooc.pictures import is_url
 
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
@@ -243,7 +243,7 @@ def export(
 ) -> None:
     """Write vectors and records to files: .npy with a .jsonl beside it, or .parquet."""
     from cooc.image_search import ImageSearch
-    from cooc.transfer import export_index
+    from cooc.index.export import export_index
 
     with ImageSearch.open(find_index(index)) as search:
         count = export_index(search.store, output)
@@ -281,9 +281,9 @@ def calibrate(
     cache: Annotated[Path, typer.Option(help="Where raw vectors are kept between runs.")] = Path(".cooc/bench"),
 ) -> None:
     """Fit the match probability of recipes on labelled queries: half to fit, half to test."""
-    from cooc.benchmark.calibrating import calibrate_recipe, write_curve
-    from cooc.benchmark.datasets import load_dataset
-    from cooc.benchmark.run import Options
+    from cooc.bench.calibrating import calibrate_recipe, write_curve
+    from cooc.bench.run import Options
+    from cooc.datasets.retrieval import load_dataset
     from cooc.recipes import find_recipe
 
     dataset = load_dataset(str(folder), folder.parent)
@@ -301,7 +301,7 @@ def calibrate(
 
 def _common(folders: list[str]) -> str:
     """The root of a new index: the folder that holds all of these. Single tars lie in one, too."""
-    from cooc.sources import is_url
+    from cooc.pictures import is_url
 
     tars = [folder.endswith(".tar") for folder in folders]
     places = [
@@ -318,7 +318,7 @@ def _common(folders: list[str]) -> str:
 
 def _on_ray(search: ImageSearch, address: str, workers: int | None, device: str) -> Engine:
     from cooc.descriptor import Descriptor
-    from cooc.distributed import OnRay
+    from cooc.index.ray import OnRay
 
     config = search.config
 

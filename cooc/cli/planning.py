@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cooc.cli import app, err, out
 from cooc.cli.describing import DEFAULT, RecipeOption
-from cooc.cli.reporting import _show
+from cooc.cli.reporting import show_table
 from cooc.errors import InputError
 
 
@@ -35,19 +35,19 @@ def plan(
 
     What was not measured is said to be so. The JSON has the constants, with the result files that they come from.
     """
-    from cooc.benchmark import planning
+    from cooc.bench import plan
     from cooc.recipes import find_recipe
 
     config = find_recipe(recipe).config
     if not config.dim:
         raise InputError(f"Recipe {recipe!r} does not say how long its vectors are: add a dimension, as in +dim=512.")
     counts = [_count(text) for text in images.split(",")]
-    setting = planning.Setting(config.dim, memory * 1e9, disk * 1e9, replicas)
-    layouts = tuple(storage.split(",")) if storage else tuple(planning.LAYOUTS)
-    known = planning.packaged()
-    needs = [need for count in counts for need in planning.plan(count, setting, known, layouts)]
+    setting = plan.Setting(config.dim, memory * 1e9, disk * 1e9, replicas)
+    layouts = tuple(storage.split(",")) if storage else tuple(plan.LAYOUTS)
+    known = plan.packaged()
+    needs = [need for count in counts for need in plan.plan(count, setting, known, layouts)]
     pixels = config.size**2 * 3 // 4 * sum(scale**2 for scale in config.scales)
-    hours = [planning.describing_hours(count, config.backbone, pixels, gpus, known) for count in counts]
+    hours = [plan.describing_hours(count, config.backbone, pixels, gpus, known) for count in counts]
     if as_json:
         found = {
             "recipe": recipe,
@@ -58,15 +58,15 @@ def plan(
         }
         typer.echo(json.dumps(found))
         return
-    shown = Table(*planning.HEADINGS, title=f"{recipe}: {config.dim} numbers for a picture")
-    for row in map(planning.cells, needs):
+    shown = Table(*plan.HEADINGS, title=f"{recipe}: {config.dim} numbers for a picture")
+    for row in map(plan.cells, needs):
         shown.add_row(*row)
-    _show(shown)
+    show_table(shown)
     by = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "a machine without GPU"
     for count, time in zip(counts, hours, strict=True):
-        line = f"Describing {planning.images_text(count)} pictures of {pixels:,.0f} pixels by {by}: "
-        out.print(line + planning.hours_text(time), markup=False)
-    err.print(planning.note(setting), markup=False)
+        line = f"Describing {plan.images_text(count)} pictures of {pixels:,.0f} pixels by {by}: "
+        out.print(line + plan.hours_text(time), markup=False)
+    err.print(plan.note(setting), markup=False)
     err.print(f"From {', '.join(sorted({constant['source'] for constant in known.values()}))}.", markup=False)
 
 

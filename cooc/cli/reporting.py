@@ -1,10 +1,10 @@
-"""cooc tables, cooc figures, cooc bench compare: what results/ holds, for people."""
+"""cooc tables, cooc compare: what was measured, for people."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,10 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from cooc.cli import app, err, out
-from cooc.errors import PARTIAL, CoocError, InputError
-
-if TYPE_CHECKING:
-    from cooc.benchmark import report
+from cooc.errors import InputError
 
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 ResultsOption = Annotated[Path, typer.Option(help="Folder of the result files.")]
@@ -23,46 +20,29 @@ ResultsOption = Annotated[Path, typer.Option(help="Folder of the result files.")
 
 @app.command()
 def tables(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; all by default.")] = None,
-    results: ResultsOption = Path("results"),
-    write: Annotated[
-        bool, typer.Option("--write", help="Renew the tables in README.md and docs/, and the constants of `cooc plan`.")
-    ] = False,
-    root: Annotated[Path, typer.Option(help="The folder of README.md, docs/ and cooc/.")] = Path(),
+    results: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where `cooc bench` wrote.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """The paper's tables, row by row: its values, ours from results/, and the difference."""
-    from cooc.benchmark import planning, report
+    """The results of a folder, a table for each dataset: mAP of every recipe and expansion, best first."""
+    from cooc.bench.tables import load_results, rows
 
-    found = report.load_results(results)
-    if write:
-        constants = root / "cooc/data/planning.json"
-        for path in (*report.documents(root), *([constants] if constants.is_file() else [])):
-            text = path.read_text(encoding="utf-8")
-            renewed = planning.text(found) if path == constants else report.rewrite(text, found, str(path))
-            if renewed != text:
-                path.write_text(renewed, encoding="utf-8")
-            err.print(f"{path}: {'written' if renewed != text else 'up to date'}", markup=False)
+    found = load_results(results)
+    if as_json:
+        out.print_json(json.dumps({dataset: rows(of) for dataset, of in found.items()}))
         return
-    for name in names or report.TABLES:
-        _print(report.make(name, found))
+    for dataset, of in found.items():
+        protocols = list(
+            of[0]["results"]["none"] if "none" in of[0]["results"] else next(iter(of[0]["results"].values()))
+        )
+        shown = Table(
+            "recipe", "dim", "expansion", *protocols, title=f"mAP on {dataset}, in percent", title_justify="left"
+        )
+        for row in rows(of):
+            shown.add_row(row["recipe"], str(row["dim"]), row["expansion"], *(f"{row[p]:.1f}" for p in protocols))
+        show_table(shown)
 
 
-def _print(table: report.Table) -> None:
-    if not table.rows:
-        out.print(f"{table.title}: not measured\n", markup=False)
-        return
-    shown = Table(title=table.title, title_justify="left", caption=table.note, caption_justify="left")
-    for i, heading in enumerate(table.headings):
-        shown.add_column(heading, justify="right" if i > 1 else "left")
-    for row in table.rows:
-        shown.add_row(*row)
-    _show(shown)
-    for source in table.sources:
-        out.print(f"  {source}", markup=False)
-    out.print()
-
-
-def _show(table: Table) -> None:
+def show_table(table: Table) -> None:
     """Cells are broken between words where the terminal is narrow, but a number is never cut off."""
     needs = Measurement.get(out, out.options.update(width=1000), table)
     width = max(out.width, needs.minimum) if out.is_terminal else needs.maximum
@@ -70,49 +50,6 @@ def _show(table: Table) -> None:
 
 
 @app.command()
-def figures(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; all by default.")] = None,
-    data: Annotated[
-        list[Path] | None, typer.Option(help="Folders below which the datasets lie. [default: data]")
-    ] = None,
-    dataset: Annotated[str, typer.Option(help="A dataset other than Oxford's.")] = "",
-    images: Annotated[list[Path] | None, typer.Option(help="Pictures for the maps; else public-domain ones.")] = None,
-    filter: Annotated[str, typer.Option(help="A learned filter: a file, or the name of one.")] = "landmarks",
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Recipes of the curves, separated by commas.")] = "",
-    results: ResultsOption = Path("results"),
-    out_folder: Annotated[Path, typer.Option("--out", help="Where the figures go.")] = Path("docs/images"),
-    size: Annotated[int, typer.Option(help="Longest side of the pictures.")] = 512,
-    device: DeviceOption = "auto",
-) -> None:
-    """Draw the paper's figures: correlation, spatial, filters, learned-maps, precision-recall, best-worst; and growth.
-
-    Without a name all are drawn; those whose material is missing are left out and reported (exit code 3).
-    """
-    from cooc.benchmark.figures import FIGURES, Inputs, draw
-
-    inputs = Inputs(
-        data=tuple(data or [Path("data")]),
-        dataset=dataset,
-        images=tuple(images or ()),
-        filter=filter,
-        results=results,
-        recipes=tuple(name for name in recipe.split(",") if name),
-        size=size,
-        device=device,
-    )
-    left_out = False
-    for name in names or FIGURES:
-        try:
-            out.print(str(draw(name, inputs, out_folder)), markup=False)
-        except CoocError as error:
-            if names:
-                raise
-            left_out = True
-            err.print(f"{name}: left out. {error}", markup=False)
-    if left_out:
-        raise typer.Exit(PARTIAL)
-
-
 def compare(
     folder: Annotated[str, typer.Argument(help="A folder with ground_truth.json and jpg/, or a known dataset.")],
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="Recipes to compare, separated by commas.")],
@@ -127,10 +64,10 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Which recipe is best for these pictures, at which cost: mAP, ms for a picture, bytes for a picture."""
-    from cooc.benchmark.compare import CompareOptions
-    from cooc.benchmark.compare import compare as measure
-    from cooc.benchmark.datasets import load_dataset
-    from cooc.benchmark.run import Options
+    from cooc.bench.compare import CompareOptions
+    from cooc.bench.compare import compare as measure
+    from cooc.bench.run import Options
+    from cooc.datasets.retrieval import load_dataset
     from cooc.recipes import find_recipe
 
     recipes = [find_recipe(name) for name in recipe.split(",") if name]
@@ -150,7 +87,7 @@ def compare(
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text + "\n", encoding="utf-8")
     if plot:
-        from cooc.benchmark.figures import plot_comparison, save
+        from cooc.bench.plot import plot_comparison, save
 
         save(lambda: plot_comparison(found), plot)
     if as_json:
@@ -163,4 +100,4 @@ def compare(
         share = f"{row['network_ms']:.1f} ({100 * row['network_ms'] / row['ms']:.0f}%)"
         cells = (f"{row['mAP']:.1f}", f"{low:.1f} to {high:.1f}", f"{row['ms']:.1f}", share, f"{row['bytes']:,}")
         shown.add_row(row["recipe"], str(row["dim"]), *cells, row["beaten_by"] or "-")
-    _show(shown)
+    show_table(shown)

@@ -22,9 +22,10 @@ from cooc.errors import PARTIAL, CoocError, ImageError, InputError
 if TYPE_CHECKING:
     from cooc.cli.showing import Answer
     from cooc.image_search import ImageSearch
-    from cooc.images import Box, Source
-    from cooc.matching import Match
-    from cooc.store import Filter
+    from cooc.index.shortlist import Match
+    from cooc.index.store import Filter
+    from cooc.pictures.boxes import Box
+    from cooc.pictures.decode import Picture
 
 LARGEST_DOWNLOAD = 64 << 20  # bytes
 DOWNLOAD_SECONDS = 30
@@ -69,7 +70,7 @@ def search(
     """
     from cooc.cli import showing
     from cooc.image_search import ImageSearch
-    from cooc.images import parse_box
+    from cooc.pictures.boxes import parse_box
 
     for file, endings in ((html, (".html", ".htm")), (sheet, (".jpg", ".jpeg", ".png", ".webp"))):
         if file is not None:
@@ -104,13 +105,13 @@ def search(
         if keep and answers:
             if sheet is not None:
                 with _replacing(sheet) as stream:
-                    showing.sheet(answers, found.source).convert("RGB").save(stream, _format(sheet), quality=90)
+                    showing.sheet(answers, found.collection).convert("RGB").save(stream, _format(sheet), quality=90)
                 err.print(f"Written: {sheet}", markup=False)
             if html is None and open_:
                 html = Path(tempfile.mkdtemp(prefix="cooc-")) / "search.html"
             if html is not None:
                 with _replacing(html) as stream:
-                    stream.write(showing.page(answers, found.source, found.index_name).encode())
+                    stream.write(showing.page(answers, found.collection, found.index_name).encode())
                 err.print(f"Written: {html}", markup=False)
             if open_:
                 typer.launch(str(html))
@@ -146,15 +147,15 @@ def duplicates(
 
 
 def _filter(folder: str, taken_from: str, taken_to: str, tags: list[str] | None) -> Filter | None:
-    from cooc.store import Filter
+    from cooc.index.store import Filter
 
     where = Filter(folder or None, taken_from or None, taken_to or None, frozenset(tags or ()))
     return None if where == Filter() else where
 
 
-def _queries(words: list[str], part: Box | None) -> Iterator[tuple[str, list[Source]]]:
+def _queries(words: list[str], part: Box | None) -> Iterator[tuple[str, list[Picture]]]:
     """Pictures are one query together; each picture of a folder is one by itself."""
-    from cooc.images import list_images
+    from cooc.pictures.folder import list_images
 
     folders = [word for word in words if not _is_url(word) and word != "-" and Path(word).is_dir()]
     if not folders:
@@ -171,7 +172,7 @@ def _queries(words: list[str], part: Box | None) -> Iterator[tuple[str, list[Sou
             yield str(path), [path]
 
 
-def _source(word: str) -> Source:
+def _source(word: str) -> Picture:
     if word == "-":
         data = sys.stdin.buffer.read(LARGEST_DOWNLOAD + 1)
         if len(data) > LARGEST_DOWNLOAD:
@@ -211,7 +212,7 @@ def _download(url: str) -> bytes:
     return b"".join(parts)
 
 
-def _ask(found: ImageSearch, title: str, sources: list[Source], part: Box | None, options: dict[str, Any]) -> Answer:
+def _ask(found: ImageSearch, title: str, sources: list[Picture], part: Box | None, options: dict[str, Any]) -> Answer:
     from cooc.cli.showing import Answer
 
     return Answer(title, sources, part, found.search(sources, [part] if part else None, **options))
@@ -223,7 +224,7 @@ def _print(answer: Answer, found: ImageSearch, thumbnails: bool) -> None:
     out.print(f"{showing.shown(answer.title)}:", style="bold", markup=False)
     matches = answer.results.matches
     if matches:
-        out.print(showing.table(answer, found.source, thumbnails), soft_wrap=False, crop=False)
+        out.print(showing.table(answer, found.collection, thumbnails), soft_wrap=False, crop=False)
     else:
         out.print("Nothing found: the index is empty, or nothing in it passes these filters.")
     if answer.results.no_match and matches:
@@ -248,7 +249,7 @@ def _match(match: Match, found: ImageSearch) -> dict[str, Any]:
     return {
         "id": match.id,
         "path": match.path,
-        "file": found.source.address(match.path),
+        "file": found.collection.address(match.path),
         "score": match.score,
         "probability": match.probability,
         "width": r.width,

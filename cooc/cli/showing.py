@@ -22,13 +22,13 @@ from rich.table import Table
 from rich.text import Text
 
 from cooc.errors import CoocError
-from cooc.images import Box, image_info, load_image
-from cooc.sources import Entry
+from cooc.pictures.boxes import Box
+from cooc.pictures.decode import image_info, load_image
 
 if TYPE_CHECKING:
-    from cooc.images import Source
-    from cooc.matching import Match, Results
-    from cooc.sources import Source as Files
+    from cooc.index.shortlist import Match, Results
+    from cooc.pictures import Collection as Files
+    from cooc.pictures.decode import Picture
 
 TILE, GAP, CAPTION, ACROSS = 220, 12, 36, 6  # of a contact sheet, in pixels; tiles in a row
 PAPER, INK, MUTED, FRAME = (250, 250, 248), (25, 25, 25), (120, 120, 116), (200, 60, 30)
@@ -41,7 +41,7 @@ class Answer:
     """One query with its results."""
 
     title: str
-    sources: Sequence[Source]
+    sources: Sequence[Picture]
     box: Box | None
     results: Results
 
@@ -56,7 +56,7 @@ def percent(probability: float | None) -> str:
     return "-" if probability is None else f"{100 * probability:.0f}%"
 
 
-def thumbnail(source: Source, side: int) -> Image.Image:
+def thumbnail(source: Picture, side: int) -> Image.Image:
     try:
         return Image.fromarray(load_image(source, size=side))
     except CoocError:
@@ -64,7 +64,7 @@ def thumbnail(source: Source, side: int) -> Image.Image:
 
 
 def _picture(match: Match, files: Files, side: int) -> Image.Image:
-    return thumbnail(files.picture(Entry.of(match.record)), side)
+    return thumbnail(files.picture(match.record.entry), side)
 
 
 # Terminal
@@ -130,7 +130,7 @@ def _fitting(text: str, font: Any) -> str:
     return text + "..."
 
 
-def _with_box(source: Source, box: Box | None) -> Image.Image:
+def _with_box(source: Picture, box: Box | None) -> Image.Image:
     picture = thumbnail(source, TILE)
     if box is not None:
         scale = picture.width / image_info(source).width

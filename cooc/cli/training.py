@@ -80,14 +80,14 @@ def train(
     torchrun --nproc-per-node 4 -m cooc.cli train --cache FOLDER ...
     """
     from cooc.activations import resolve_device
-    from cooc.benchmark.run import provenance
+    from cooc.datasets.photos import load_photos
+    from cooc.provenance import provenance
     from cooc.recipes import find_recipe
     from cooc.training import progress as running
     from cooc.training.artefacts import finish
     from cooc.training.cache import build_cache
     from cooc.training.train import TrainConfig
     from cooc.training.train import train as learn
-    from cooc.training.tuples import load_photos
     from cooc.training.verification import all_pairs, verify
 
     named = find_recipe(recipe).config
@@ -196,7 +196,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """What a filter learned: the pairs of channels that changed most; and a drawing of them."""
-    from cooc.benchmark.figures import Inputs, filters, save
+    from cooc.bench.plot import plot_filter, save
     from cooc.cooccurrence import Cooccurrence
     from cooc.training.filters import provenance_of, strongest
 
@@ -212,7 +212,7 @@ def show(
         out.print(", ".join(f"{name} {value}" for name, value in about.items() if name != "about"), markup=False)
         out.print(table)
     if output is not None:
-        save(lambda: filters(Inputs(filter=str(file))), output)
+        save(lambda: plot_filter(layer), output)
         err.print(f"Drawn: {output}")
 
 
@@ -279,8 +279,8 @@ def _scores(
     files: list[Path], dataset: str, data: Path, recipe: str, whiten: Path | None, device: str
 ) -> list[dict[str, float]]:
     """mAP of the recipe with each of the filters."""
-    from cooc.benchmark.datasets import image_set, load_dataset
-    from cooc.benchmark.run import Options, run
+    from cooc.bench.run import Options, run
+    from cooc.datasets.retrieval import image_set, load_dataset
     from cooc.recipes import Recipe, find_recipe
 
     config = find_recipe(recipe).config

@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A set from `cooc weig
 @weights.command("list")
 def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
     """Show the known sets, which of them are here, and where."""
-    from cooc.weights import weights_home, weights_status
+    from cooc.weights.cache import weights_home, weights_status
 
     found = weights_status()
     if as_json:
@@ -41,7 +41,8 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for 
 @weights.command()
 def fetch(name: Annotated[str, typer.Argument(metavar="NAME|all", help="A set, all of them, or timm:MODEL.")]) -> None:
     """Bring a set into the cache, from the first of its sources that works, and check it."""
-    from cooc.weights import WEIGHTS, fetch_weights
+    from cooc.weights import WEIGHTS
+    from cooc.weights.cache import fetch_weights
 
     failures: list[WeightsError] = []
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -67,7 +68,7 @@ def verify(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="A set; without it, all that are here.")] = "",
 ) -> None:
     """Read cached sets in full and compare them with their known hashes."""
-    from cooc.weights import verify_weights, weights_status
+    from cooc.weights.cache import verify_weights, weights_status
 
     failures: list[WeightsError] = []
     names = [name] if name else [one.name for one in weights_status() if one.present]
@@ -87,7 +88,7 @@ def verify(
 @weights.command()
 def export(name: Name, dest: Annotated[Path, typer.Argument(metavar="DEST", help="A file or a folder.")]) -> None:
     """Copy a set (fetched first if need be) to a file, to be carried to a machine without a connection."""
-    from cooc.weights import export_weights
+    from cooc.weights.cache import export_weights
 
     out.print(str(export_weights(name, dest)), markup=False)
 
@@ -101,6 +102,6 @@ def import_(
     name: Annotated[str | None, typer.Option(help="The set it must be. [default: found out]")] = None,
 ) -> None:
     """Check a file and put it into the cache."""
-    from cooc.weights import import_weights
+    from cooc.weights.cache import import_weights
 
     out.print(f"{import_weights(file, name)}: imported from {file}", markup=False)

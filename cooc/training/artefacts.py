@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from cooc.cooccurrence import Cooccurrence
+from cooc.datasets.photos import Photos
 from cooc.errors import UnknownNameError
 from cooc.training import filters
 from cooc.training.cache import ActivationCache
 from cooc.training.network import describe
 from cooc.training.progress import Record
 from cooc.training.train import POSITIONS, Run
-from cooc.training.tuples import Photos
 from cooc.whitening import Whitening, fit_learned, fit_pca, save
 
 __all__ = ["finish", "fit_whitening"]

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from cooc.activations import Activations
-from cooc.descriptor import BATCH_PIXELS, DescriptorConfig, load_backbone
+from cooc.descriptor import BATCH_PIXELS, load_backbone
 from cooc.errors import InputError
-from cooc.extraction import Bad, Item, default_workers, extract
+from cooc.pictures.batches import Bad, Item, default_workers, extract
 from cooc.pooling import MASKS
+from cooc.recipes import DescriptorConfig
 
 __all__ = ["ActivationCache", "Columns", "ColumnsOnDisk", "PaddedBatch", "build_cache"]
 
@@ -270,7 +271,7 @@ def build_cache(
     if folder is not None:
         about = {"backbone": config.backbone, "layer": config.layer, "size": config.size}
         sink = ColumnsOnDisk(folder, about, backbone.channels, dtype)
-    wanted = [Item(key, item.source, item.box) for key, item in zip(keys, items, strict=True) if not sink.known(key)]
+    wanted = [Item(key, item.picture, item.box) for key, item in zip(keys, items, strict=True) if not sink.known(key)]
     wanted = list({item.key: item for item in wanted}.values())
     bad: dict[str, Bad] = {}
     done = len(items) - len(wanted)
@@ -295,6 +296,6 @@ def build_cache(
 
 
 def _key(item: Item) -> str:
-    path = Path(str(item.source))
+    path = Path(str(item.picture))
     size = path.stat().st_size if path.is_file() else 0
     return f"{path} {size} {item.box or ''}".strip()

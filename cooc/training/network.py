@@ -21,9 +21,9 @@ from cooc.cooccurrence import (
     cooccurrence_learned,
     direct_filter,
 )
-from cooc.descriptor import DescriptorConfig
 from cooc.errors import InputError, UnknownNameError
 from cooc.pooling import POOLINGS, l2_normalise
+from cooc.recipes import DescriptorConfig
 from cooc.training.cache import ActivationCache, PaddedBatch
 from cooc.whitening import Whitening, whiten
 

@@ -28,14 +28,15 @@ from torch import Tensor
 
 from cooc import reranking
 from cooc.activations import resolve_dtype
-from cooc.descriptor import DescriptorConfig
+from cooc.datasets.photos import Ints, Photos
 from cooc.errors import InputError, UnknownNameError
 from cooc.evaluation import evaluate
+from cooc.recipes import DescriptorConfig
 from cooc.training.cache import ActivationCache
 from cooc.training.losses import LOSSES
 from cooc.training.network import CoOcNet, describe
 from cooc.training.progress import Progress, Record, rank, world
-from cooc.training.tuples import Ints, Photos, mine, tuples
+from cooc.training.tuples import mine, tuples
 from cooc.whitening import fit_pca
 
 __all__ = ["Run", "TrainConfig", "gradients", "train", "validate"]

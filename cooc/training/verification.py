@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cooc.descriptor import DescriptorConfig
+from cooc.datasets.photos import Photos
 from cooc.pooling import l2_normalise
+from cooc.recipes import DescriptorConfig
 from cooc.training.cache import ActivationCache
 from cooc.training.network import CoOcNet, describe
-from cooc.training.tuples import Photos
 
 __all__ = ["all_pairs", "shared_layout", "verify"]
 

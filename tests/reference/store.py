@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cooc.store import Filter, Record
+from cooc.index.store import Filter, Record
 
 
 class Model:

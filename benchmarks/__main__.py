@@ -1,0 +1,43 @@
+"""python -m benchmarks COMMAND: how cooc measures itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from benchmarks.commands.cost import bench_compact, bench_engines, bench_growth
+from benchmarks.commands.index import bench_index, bench_search
+from benchmarks.commands.reporting import figures, tables
+from benchmarks.commands.scale import bench_scale
+from benchmarks.commands.serve import bench_serve
+from benchmarks.commands.speed import speed
+from benchmarks.commands.store import bench_store
+from cooc.cli import run
+
+app = typer.Typer(
+    name="python -m benchmarks",
+    help="How cooc measures itself; every command writes to results/.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "speed": speed,
+    "engines": bench_engines,
+    "index": bench_index,
+    "search": bench_search,
+    "store": bench_store,
+    "scale": bench_scale,
+    "serve": bench_serve,
+    "compact": bench_compact,
+    "growth": bench_growth,
+    "tables": tables,
+    "figures": figures,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+
+if __name__ == "__main__":
+    run(app)

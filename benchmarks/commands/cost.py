@@ -1,0 +1,106 @@
+"""`cooc bench engines`, `cooc bench compact` and `cooc bench growth`: what an index and its parts cost."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from benchmarks.commands.index import ResultsOption, _write
+from cooc.cli import err, out
+from cooc.errors import InputError
+
+
+def bench_engines(
+    backbones: Annotated[str, typer.Option(help="Networks, by commas.")] = "vgg16-caffe,efficientnet-lite0",
+    sizes: Annotated[str, typer.Option(metavar="WxH,...", help="Pixels of a picture.")] = "512x384,1024x768",
+    engines: Annotated[str, typer.Option(help="Only these, by commas.")] = "",
+    seconds: Annotated[float, typer.Option(help="For one engine at one size.")] = 10.0,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Networks on this CPU by torch, torch.compile, ONNX Runtime and OpenVINO, those that are installed."""
+    from benchmarks.engines import ENGINES, run_engines
+
+    shapes = []
+    for size in sizes.split(","):
+        width, _, height = size.partition("x")
+        if not (width.isdigit() and height.isdigit()):
+            raise InputError(f"--sizes {sizes!r}: write 1024x768, or several joined by commas.")
+        shapes.append((int(height), int(width)))
+    chosen = engines.split(",") if engines else list(ENGINES)
+    keep = functools.partial(_write, file=results / "engines-cpu.json")
+    with err.status("Measuring ..."):
+        found = run_engines(backbones.split(","), shapes, chosen, seconds, keep)
+    table = Table("network", "pixels", "engine", "ms", "times faster", "error", "", box=None, pad_edge=False)
+    for row in found["rows"]:
+        pixels = f"{row['width']} x {row['height']}"
+        numbers = ["-" if row[k] is None else f"{row[k]:.4g}" for k in ("ms", "times_faster", "error")]
+        table.add_row(row["backbone"], pixels, row["engine"], *numbers, row["note"][:60])
+    out.print(table)
+
+
+def bench_compact(
+    dataset: Annotated[str, typer.Argument(help="A known dataset, or a folder with ground_truth.json.")],
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="One or more recipes, by commas.")] = "",
+    vectors: Annotated[list[Path] | None, typer.Option(help="Instead: files that --export wrote.")] = None,
+    storages: Annotated[str, typer.Option(help="By commas.")] = "float16,int8,int4,pq",
+    export: Annotated[Path | None, typer.Option(help="Only write the vectors there, for another machine.")] = None,
+    data: Annotated[Path, typer.Option(help="Folder below which the datasets lie.")] = Path("data"),
+    cache: Annotated[Path, typer.Option(help="Where raw vectors are kept between runs.")] = Path(".cooc/bench"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    results: ResultsOption = Path("results"),
+) -> None:
+    """What mAP is lost when vectors are stored as float16, int8, int4 or pq."""
+    from benchmarks.compact import export_vectors, import_vectors, measure_compact, whitened
+    from cooc.bench.run import Options
+    from cooc.datasets.retrieval import load_dataset
+    from cooc.recipes import find_recipe
+
+    loaded = load_dataset(dataset, data)
+    if vectors:
+        pairs = import_vectors(loaded, vectors)
+    elif recipe:
+        options = Options(device=device, dtype=dtype, cache=cache)
+        pairs = whitened(loaded, [find_recipe(name) for name in recipe.split(",")], options)
+    else:
+        raise InputError("Name recipes with -r, or files of vectors with --vectors.")
+    if export is not None:
+        files = export_vectors(loaded, pairs, export)
+        err.print(f"Written: {', '.join(map(str, files))}", markup=False)
+        return
+    found = measure_compact(loaded, pairs, storages.split(","))
+    _write(found, results / f"compact-{loaded.name}.json")
+    table = Table("recipe", "storage", "bytes", *loaded.protocols, title=f"mAP on {loaded.name}, in percent")
+    for row in found["rows"]:
+        cells = (f"{row['mAP'][p]:.2f} ({row['change'][p]:+.2f})" for p in loaded.protocols)
+        table.add_row(row["recipe"], row["storage"], str(row["bytes"]), *cells)
+    out.print(table)
+
+
+def bench_growth(
+    sizes: Annotated[str, typer.Option(help="Numbers of images, by commas.")] = "1000,10000,100000,1000000",
+    storages: Annotated[str, typer.Option(help="By commas.")] = "float32,int4",
+    dim: Annotated[int, typer.Option(min=4, help="Numbers in a vector.")] = 512,
+    place: Annotated[Path | None, typer.Option(metavar="FOLDER", help="For the temporary indexes.")] = None,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Time, memory and disk of indexes of synthetic vectors, from a thousand to a million."""
+    from benchmarks.growth import run_growth
+
+    if not all(part.isdigit() and int(part) for part in sizes.split(",")):
+        raise InputError(f"--sizes {sizes!r}: whole numbers joined by commas are wanted.")
+    counts = [int(part) for part in sizes.split(",")]
+    keep = functools.partial(_write, file=results / "growth-cpu.json")
+    with err.status("Measuring ...") as status:
+        found = run_growth(counts, storages.split(","), dim, place, keep, status.update)
+    table = Table(box=None, pad_edge=False)
+    rows: list[dict[str, Any]] = found["rows"]
+    for heading in rows[0]:
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(*(str(value["most"] if isinstance(value, dict) else value) for value in row.values()))
+    out.print(table)

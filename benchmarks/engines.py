@@ -1,0 +1,159 @@
+"""Which engine runs a backbone fastest on this CPU: torch in several ways, ONNX Runtime, OpenVINO.
+
+One run, the same picture and the same weights for all; engines take turns. `error` is the relative distance of an
+engine's activations to torch's in float32. An engine that is not installed stays in the table with its reason. torch in
+float32 with channels last is what cooc uses where the CPU has no bfloat16; another engine would have to be 1.3 times
+faster to be worth a dependency.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.timing import Call, measure, sampler
+from cooc.activations import BACKBONES, Activations, build_backbone
+from cooc.errors import UnknownNameError
+from cooc.provenance import provenance
+from cooc.weights.cache import load_weights
+
+__all__ = ["DEFAULT", "ENGINES", "WORTH", "run_engines"]
+
+WORTH = 1.3  # times faster than the default: what a dependency must bring
+HOPELESS = 4  # times slower: one call is enough
+DEFAULT = "torch float32 channels-last"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network with its weights, and a normalised picture for it."""
+
+    name: str
+    layer: str
+    network: nn.Module  # float32
+    example: Tensor  # (1, 3, H, W)
+
+
+def _torch(job: Job, layout: torch.memory_format, dtype: torch.dtype = torch.float32) -> Call:
+    network = copy.deepcopy(job.network).to(dtype).to(memory_format=layout)  # type: ignore[call-overload]
+    return lambda x: network(x.to(dtype=dtype, memory_format=layout)).float()
+
+
+def _compiled(job: Job) -> Call:
+    """For this shape alone: with symbols for the sides, compiling a second one did not come to an end."""
+    network = torch.compile(job.network, dynamic=False)
+    return lambda x: network(x.contiguous(memory_format=torch.channels_last))
+
+
+def _onnxruntime(job: Job) -> Call:
+    import onnxruntime  # type: ignore[import-not-found,unused-ignore]
+
+    file = io.BytesIO()
+    torch.onnx.export(job.network, (job.example.contiguous(),), file, dynamo=False)  # type: ignore[arg-type,unused-ignore]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda x: torch.from_numpy(session.run(None, {name: x.contiguous().numpy()})[0])
+
+
+def _openvino(job: Job) -> Call:
+    import openvino  # type: ignore[import-not-found,unused-ignore]
+
+    model = openvino.convert_model(job.network, example_input=job.example.contiguous(), input=job.example.shape)
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": str(torch.get_num_threads())}
+    compiled = openvino.compile_model(model, "CPU", {"PERFORMANCE_HINT": "LATENCY", **settings})
+    return lambda x: torch.from_numpy(compiled(x.contiguous().numpy())[0].copy())
+
+
+ENGINES: dict[str, Callable[[Job], Call]] = {
+    DEFAULT: lambda job: _torch(job, torch.channels_last),
+    "torch float32 channels-first": lambda job: _torch(job, torch.contiguous_format),
+    "torch bfloat16 channels-last": lambda job: _torch(job, torch.channels_last, torch.bfloat16),
+    "torch.compile": _compiled,
+    "ONNX Runtime": _onnxruntime,
+    "OpenVINO": _openvino,
+}
+
+
+def run_engines(
+    backbones: Sequence[str],
+    sizes: Sequence[tuple[int, int]],
+    engines: Sequence[str] = tuple(ENGINES),
+    seconds: float = 10.0,
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
+    """Rows for every network, size (H, W) and engine. `keep` is given the result after each size."""
+    for name in engines:
+        if name not in ENGINES:
+            raise UnknownNameError("engine", name, ENGINES)
+    result: dict[str, Any] = {
+        "benchmark": "engines",
+        "threads": torch.get_num_threads(),
+        "bfloat16": {"amx": _has("amx_bf16"), "avx512_bf16": _has("avx512_bf16"), "avx512": _has("avx512f")},
+        "load": [round(os.getloadavg()[0], 2)],
+        "rows": [],
+        **provenance("cpu"),
+    }
+    for package in ("onnxruntime", "openvino"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            result["versions"][package] = metadata.version(package)
+    for backbone in backbones:
+        activations = build_backbone(backbone, weights=load_weights(BACKBONES[backbone].weights))
+        for size in sizes:
+            with torch.inference_mode():
+                result["rows"] += _rows(backbone, activations, size, engines, seconds)
+            result["load"].append(round(os.getloadavg()[0], 2))
+            keep(result)
+    return result
+
+
+def _rows(
+    backbone: str, activations: Activations, size: tuple[int, int], engines: Sequence[str], seconds: float
+) -> list[dict[str, Any]]:
+    picture = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0))
+    example = (picture - activations.mean) / activations.std
+    job = Job(backbone, activations.layer, activations.network, example)
+    wanted = activations.network(example.contiguous(memory_format=torch.channels_last))
+    rows, samples, once = {}, {}, dict[str, float]()
+    for name in dict.fromkeys((DEFAULT, *engines)):
+        row: dict[str, Any] = {"backbone": backbone, "height": size[0], "width": size[1], "engine": name}
+        rows[name] = row | {"ms": None, "low": None, "high": None, "times_faster": None, "error": None, "note": ""}
+        try:
+            call = ENGINES[name](job)
+            rows[name]["error"] = float(f"{float((call(example) - wanted).norm() / wanted.norm()):.2g}")
+            sample = sampler(call, [example], torch.device("cpu"))
+            once[name] = sample()
+            if once[name] > HOPELESS * once[DEFAULT]:
+                rows[name] |= {"ms": round(once[name], 2), "note": "one call only"}
+            else:
+                samples[name] = sample
+        except Exception as error:  # not installed, no compiler, ...
+            first = (str(error).strip() or repr(error)).splitlines()[0]
+            rows[name]["note"] = f"not run: {type(error).__name__}: {first[:160]}"
+    for name, times in measure(samples, seconds).items():
+        low, *_, high = statistics.quantiles(times, n=10, method="inclusive")
+        middle = statistics.median(times)
+        rows[name] |= {"ms": round(middle, 2), "low": round(low, 2), "high": round(high, 2)}
+    for row in rows.values():
+        if row["ms"]:
+            row["times_faster"] = round(rows[DEFAULT]["ms"] / row["ms"], 3)
+    return list(rows.values())
+
+
+def _has(flag: str) -> bool | None:
+    try:
+        with open("/proc/cpuinfo") as file:  # noqa: PTH123
+            return any(flag in line.split() for line in file if line.startswith("flags"))
+    except OSError:
+        return None

@@ -1,0 +1,104 @@
+"""Which recipe is best for these pictures, and at which cost: mAP, time and bytes side by side.
+
+    compare(load_dataset("my/labelled/folder"), recipes, CompareOptions())
+
+mAP comes from the labelled queries, with its bootstrap interval. Time is that of one picture after the other on this
+device, the median over some pictures of the set: decoding, network, pooling and whitening, and the network's share of
+it. Bytes are those of a float32 vector. A recipe is beaten when another one is at least as good in all three.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cooc.activations import Activations
+from cooc.bench.run import Options, run
+from cooc.datasets.retrieval import Dataset
+from cooc.descriptor import Descriptor, rescale
+from cooc.errors import InputError
+from cooc.provenance import provenance
+from cooc.recipes import Recipe
+
+__all__ = ["CompareOptions", "compare", "time_recipe"]
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """How to measure. `run` is for the mAP; `images` are timed, after one that warms the machine up."""
+
+    run: Options = field(default_factory=lambda: Options(expansions=("none",)))
+    images: int = 20
+
+
+def compare(dataset: Dataset, recipes: Sequence[Recipe], options: CompareOptions) -> dict[str, Any]:
+    """The comparison as JSON; recipes in the order of their mAP, the best one first."""
+    if not recipes or options.images < 1:
+        raise InputError("A comparison needs at least one recipe and one picture to time.")
+    found = run(dataset, recipes, options.run)
+    protocol = dataset.protocols[len(dataset.protocols) // 2]  # medium, where there are easy, medium and hard
+    backbones: dict[tuple[str, str], Activations] = {}
+    rows: list[dict[str, Any]] = []
+    for recipe, result in zip(recipes, found, strict=True):
+        scores = result["results"]["none"][protocol]
+        row = {"recipe": recipe.name, "dim": result["dim"], "bytes": 4 * result["dim"]}
+        row |= {"mAP": scores["mAP"], "interval": scores["interval"]}
+        config = recipe.config.replace(dtype=options.run.dtype)
+        key = config.backbone, config.layer
+        descriptor = Descriptor(config, device=options.run.device, backbone=backbones.get(key))
+        backbones[key] = descriptor.backbone
+        rows.append(row | time_recipe(descriptor, dataset.image_paths[: options.images]))
+    for row in rows:
+        row["beaten_by"] = next((other["recipe"] for other in rows if _beats(other, row)), None)
+    made = provenance(options.run.device)
+    return {
+        "dataset": dataset.name,
+        "protocol": protocol,
+        "images": len(dataset.image_paths),
+        "queries": len(dataset.queries),
+        "device": made["machine"]["accelerator"] or "CPU",
+        "timed": min(options.images, len(dataset.image_paths)),
+        "recipes": sorted(rows, key=lambda row: -row["mAP"]),
+        **made,
+    }
+
+
+@torch.inference_mode()
+def time_recipe(descriptor: Descriptor, paths: Sequence[Path]) -> dict[str, float]:
+    """Median milliseconds for one picture: all of it, and what the network takes of that."""
+    times = [_time_one(descriptor, path) for path in [paths[0], *paths]][1:]
+    return {
+        "ms": round(statistics.median(whole for whole, _ in times), 3),
+        "network_ms": round(statistics.median(network for _, network in times), 3),
+    }
+
+
+def _time_one(descriptor: Descriptor, path: Path) -> tuple[float, float]:
+    started = _now(descriptor)
+    images = descriptor.load(path)[None].to(descriptor.device)
+    network, vectors = 0.0, []
+    for scale in descriptor.config.scales:
+        scaled = rescale(images, scale, descriptor.backbone.stride)
+        before = _now(descriptor)
+        A = descriptor.backbone(scaled)
+        network += _now(descriptor) - before
+        vectors.append(descriptor.pooler(A))
+    descriptor.whiten(descriptor.combine(vectors)).cpu()
+    return 1000 * (_now(descriptor) - started), 1000 * network
+
+
+def _now(descriptor: Descriptor) -> float:
+    if descriptor.device.type == "cuda":
+        torch.cuda.synchronize(descriptor.device)
+    return time.perf_counter()
+
+
+def _beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    costs = [(-row["mAP"], row["ms"], row["bytes"]) for row in (one, other)]
+    return all(a <= b for a, b in zip(*costs, strict=True)) and costs[0] != costs[1]

@@ -1,0 +1,213 @@
+"""Sets of photos to learn from: which photos there are, what they show, and which of them match.
+
+    photos = load_photos("landmarks/")     a folder of folders, one for each label
+    photos = load_photos("sfm/")           retrieval-SfM-120k as published: retrieval-SfM-120k.pkl and ims/
+    photos = load_photos("my-set/")        a folder with ground_truth.json
+
+Photos of one label, cluster or answer are never negatives for each other. Whether they are positives is another matter:
+two photos of a castle may show its gate and its dungeon. SfM clusters and ground truths say which pairs match; labels
+do not, and their pairs are verified first (cooc/training/verification.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cooc.datasets.retrieval import Dataset, image_set, load_dataset
+from cooc.errors import DatasetError, InputError
+from cooc.evaluation import Query
+from cooc.pictures.batches import Item
+from cooc.pictures.boxes import Box
+from cooc.unpickling import load_arrays
+
+__all__ = ["Photos", "from_dataset", "hold_out", "labelled_folders", "load_photos", "retrieval_sfm"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Photos:
+    """N photos. `positives`: query -> the photos that match it; None where there are only labels, to be verified."""
+
+    name: str
+    items: list[Item]
+    clusters: Ints  # (N,)
+    positives: Mapping[int, Ints] | None
+    held_out: NDArray[np.bool_]  # (N,) for validation only
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def matches(self) -> Mapping[int, Ints]:
+        if self.positives is None:
+            raise InputError(f"The pairs of {self.name} are not verified yet: labels alone do not say what matches.")
+        return self.positives
+
+    def subset(self, rows: Sequence[int]) -> Photos:
+        """Those photos, numbered anew; matches with others are dropped."""
+        place = {row: i for i, row in enumerate(rows)}
+        positives = None
+        if self.positives is not None:
+            kept = {q: [place[int(p)] for p in match if int(p) in place] for q, match in self.positives.items()}
+            positives = {place[q]: np.array(match, np.int64) for q, match in kept.items() if q in place and match}
+        chosen = np.asarray(rows, np.int64)
+        items = [self.items[row] for row in rows]
+        return Photos(self.name, items, self.clusters[chosen], positives, self.held_out[chosen])
+
+    def queries(self, held_out: bool = False) -> Ints:
+        """Photos of one of the two parts that have a match."""
+        return np.array([q for q in self.matches if self.held_out[q] == held_out], np.int64)
+
+    def pairs(self, held_out: bool | None = None) -> tuple[Ints, Ints]:
+        """All matching pairs, query and positive; of one part, or of both."""
+        rows = [(q, int(p)) for q, m in self.matches.items() if held_out in (None, self.held_out[q]) for p in m]
+        pairs = np.array(rows, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    def validation(self) -> tuple[Ints, Ints, list[Query]]:
+        """The held-out part as a data set: query rows, database rows, and the ground truth in terms of the latter.
+
+        A photo of the same cluster that was not verified is neither right nor wrong: it is junk.
+        """
+        database = np.flatnonzero(self.held_out)
+        place = {int(row): i for i, row in enumerate(database)}
+        queries, truth = self.queries(held_out=True), []
+        for q in queries:
+            positives = [place[int(p)] for p in self.matches[int(q)] if int(p) in place]
+            same = np.flatnonzero(self.clusters[database] == self.clusters[q])
+            junk = np.setdiff1d(same, [*positives, place[int(q)]])
+            truth.append(Query(positives=positives, junk=junk, itself=[place[int(q)]]))
+        return queries, database, truth
+
+
+def load_photos(
+    folder: str | Path,
+    *,
+    exclude: Iterable[str] = (),
+    not_in: str | Path | None = None,
+    held_out: float = 0.2,
+    seed: int = 0,
+) -> Photos:
+    """Photos in any of the three layouts; part of the labels held out, unless the data set says which.
+
+    exclude: labels to leave out. not_in: a folder of pictures to be tested on, none of which may be trained on.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DatasetError(f"{folder} is no folder. Give one of labelled folders, with ground_truth.json, or SfM's.")
+    published = sorted(folder.glob("retrieval-SfM-*.pkl"))
+    if published:
+        return retrieval_sfm(published[0])
+    if (folder / "ground_truth.json").is_file():
+        photos = from_dataset(load_dataset(folder))
+    else:
+        photos = labelled_folders(folder, image_set(folder, exclude_labels=exclude, exclude_names_of=not_in))
+    return hold_out(photos, held_out, seed)
+
+
+def labelled_folders(root: Path, paths: Sequence[Path]) -> Photos:
+    """The first folder below `root` is a photo's label."""
+    labels = [path.relative_to(root).parts[0] for path in paths]
+    names = sorted(set(labels))
+    if len(names) < 2:
+        raise DatasetError(
+            f"{root} has {len(names)} folders with pictures. Learning needs labels that differ: one folder each."
+        )
+    clusters = np.array([names.index(label) for label in labels], np.int64)
+    items = [Item(i, path) for i, path in enumerate(paths)]
+    return Photos(root.name, items, clusters, None, np.zeros(len(items), bool))
+
+
+def from_dataset(dataset: Dataset) -> Photos:
+    """A retrieval data set: what is positive matches; what is positive or junk is of the query's cluster."""
+    items = [Item(i, path) for i, path in enumerate(dataset.image_paths)]
+    known: dict[tuple[str, Box | None], int] = {(str(item.picture), None): i for i, item in enumerate(items)}
+    positives: dict[int, list[int]] = {}
+    parent = list(range(len(items) + len(dataset.queries)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = i = parent[parent[i]]
+        return i
+
+    for query, truth in zip(dataset.queries, dataset.ground_truth, strict=True):
+        q = known.setdefault((str(query.path), query.box), len(items))
+        if q == len(items):
+            items.append(Item(q, query.path, query.box))
+        right = [int(i) for i in truth.select(("positives", "easy", "hard")) if i != q]
+        for i in (*right, *truth.select(("junk", "itself"))):
+            parent[root(int(i))] = root(q)
+        positives.setdefault(q, []).extend(right)
+        for i in right:
+            positives.setdefault(i, []).append(q)
+    clusters = np.array([root(i) for i in range(len(items))], np.int64)
+    matches = {q: np.unique(np.array(m, np.int64)) for q, m in positives.items() if m}
+    return Photos(dataset.name, items, clusters, matches, np.zeros(len(items), bool))
+
+
+def retrieval_sfm(file: Path) -> Photos:
+    """retrieval-SfM-30k or -120k (Radenovic et al. 2018) as published; its part `val` is held out.
+
+    `cids` names the photos, `ims/EF/CD/AB/...ABCDEF`; `cluster` says what they show, `qidxs` and `pidxs` which match.
+    """
+    content = _unpickle(file)
+    images = file.parent / "ims"
+    items: list[Item] = []
+    clusters: list[int] = []
+    held_out: list[bool] = []
+    positives: dict[int, list[int]] = {}
+    try:
+        for part in ("train", "val"):
+            first = len(items)
+            names = [str(cid) for cid in content[part]["cids"]]
+            items += [Item(first + i, images / n[-2:] / n[-4:-2] / n[-6:-4] / n) for i, n in enumerate(names)]
+            clusters += [int(c) for c in _of_length(content[part]["cluster"], len(names))]
+            held_out += [part == "val"] * len(names)
+            queries = list(content[part]["qidxs"])
+            for q, p in zip(queries, _of_length(content[part]["pidxs"], len(queries)), strict=True):
+                if not 0 <= int(q) < len(names) or not 0 <= int(p) < len(names):
+                    raise ValueError(f"pair {q}, {p} of {part} is beyond its {len(names)} photos")
+                positives.setdefault(first + int(q), []).append(first + int(p))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DatasetError(f"{file} is not as published ({error!r}). Fetch it again.") from error
+    missing = [path for path in (Path(str(item.picture)) for item in items) if not path.is_file()]
+    if missing:
+        raise DatasetError(
+            f"{len(missing)} of the {len(items)} photos of {file.name} are missing, first {missing[0]}. "
+            "Unpack ims/ beside it; published at http://cmp.felk.cvut.cz/cnnimageretrieval/"
+        )
+    matches = {q: np.array(m, np.int64) for q, m in positives.items()}
+    return Photos(file.stem, items, np.array(clusters, np.int64), matches, np.array(held_out, bool))
+
+
+def _unpickle(file: Path) -> Any:
+    """Pickles come from strangers: only containers and arrays are admitted."""
+    try:
+        with file.open("rb") as stream:
+            return load_arrays(stream)
+    except Exception as error:  # whatever a damaged or hostile file leads to
+        raise DatasetError(f"{file} is not as published ({error}). Fetch it again.") from error
+
+
+def _of_length(values: Any, length: int) -> Any:
+    if len(values) != length:
+        raise ValueError(f"{len(values)} values for {length}")
+    return values
+
+
+def hold_out(photos: Photos, fraction: float, seed: int = 0) -> Photos:
+    """Whole clusters, of two photos at least, held out for validation: what was never seen must be found too."""
+    if not 0 <= fraction < 1:
+        raise InputError(f"The part held out is at least 0 and less than 1, not {fraction}.")
+    clusters, counts = np.unique(photos.clusters, return_counts=True)
+    large = clusters[counts > 1]
+    count = min(round(fraction * len(large)) or int(fraction > 0), len(large) - 1)
+    chosen = np.random.default_rng(seed).choice(large, size=max(count, 0), replace=False)
+    return replace(photos, held_out=np.isin(photos.clusters, chosen))

@@ -1,0 +1,127 @@
+"""Images as rows of SQLite: the statements that reading, changing and searching an embedded index share."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cooc.errors import StoreDamagedError
+from cooc.index.embedded.coding import Codes, Coding
+from cooc.index.embedded.nearest import Ids, Slots
+from cooc.index.store import Filter, Record, StoreMeta, path_text
+
+IDS = 500  # parameters in one SQL statement
+MANY = 5000  # images of a time, beyond which they are not sorted
+
+RECORD = (
+    "SELECT slot, path, size, mtime_ns, sha256, width, height, taken,"
+    " (SELECT json_group_array(tag) FROM tags WHERE tags.slot = images.slot) FROM images"
+)
+
+
+class State(NamedTuple):
+    """What a search structure depends on; equal states have equal vectors in equal slots."""
+
+    epoch: str
+    slots: int  # given out so far
+    graph: int  # slots that the HNSW graph covers, 0 for none
+    graph_crc: int
+    graph_ef: int
+    removed: int
+
+
+def read_state(connection: sqlite3.Connection) -> State:
+    query = "SELECT epoch, next_slot, graph, graph_crc, graph_ef, (SELECT count(*) FROM removed) FROM state"
+    return State(*connection.execute(query).fetchone())
+
+
+def read_meta(connection: sqlite3.Connection) -> StoreMeta:
+    return StoreMeta(**json.loads(connection.execute("SELECT json FROM meta").fetchone()[0]))
+
+
+def record(row: tuple[Any, ...]) -> Record:
+    _, path, size, mtime_ns, sha256, width, height, taken, tags = row
+    return Record(path_text(path), size, mtime_ns, sha256.hex(), width, height, taken, frozenset(json.loads(tags)))
+
+
+def each(connection: sqlite3.Connection, query: str, values: Iterable[object]) -> Iterator[Any]:
+    """Rows of a query that ends in IN, for any number of values."""
+    values = list(values)
+    for start in range(0, len(values), IDS):
+        part = values[start : start + IDS]
+        yield from connection.execute(f"{query} ({','.join('?' * len(part))})", part).fetchall()
+
+
+def drop(connection: sqlite3.Connection, paths: list[bytes]) -> dict[bytes, frozenset[str]]:
+    """Remove images; return the tags of those that there were."""
+    rows = list(each(connection, f"{RECORD} WHERE path IN", paths))
+    for table in ("images", "vectors", "tags"):
+        connection.executemany(f"DELETE FROM {table} WHERE slot = ?", ((row[0],) for row in rows))
+    connection.executemany("INSERT INTO removed VALUES (?)", ((row[0],) for row in rows))
+    return {row[1]: frozenset(json.loads(row[-1])) for row in rows}
+
+
+def renumber(connection: sqlite3.Connection, moves: list[tuple[int, int]]) -> None:
+    for table in ("images", "vectors", "tags"):
+        connection.executemany(f"UPDATE {table} SET slot = ? WHERE slot = ?", ((new, old) for old, new in moves))
+
+
+def matching(where: Filter | None, after: bytes = b"") -> tuple[str, list[object]]:
+    """`Filter.matches` in SQL, for paths behind `after`. A tilde is after everything that a date holds."""
+    clauses, values = ["TRUE"], list[object]()
+    folder = where.folder if where is not None else b""
+    if first := max(after, folder or b""):  # one bound: of two, SQLite would take the first to begin with
+        clauses.append("path > ?")
+        values.append(first)
+    if folder:
+        clauses.append("path < ?")
+        values.append(folder[:-1] + b"0")  # "0" comes right after "/"
+    if where is not None and where.taken_from is not None:
+        clauses.append("taken >= ?")
+        values.append(where.taken_from)
+    if where is not None and where.taken_to is not None:
+        clauses.append("taken < ?")
+        values.append(where.taken_to + "~")
+    for tag in sorted(where.tags) if where is not None else ():
+        clauses.append("slot IN (SELECT slot FROM tags WHERE tag = ?)")
+        values.append(tag)
+    return " AND ".join(clauses), values
+
+
+def find_slots(connection: sqlite3.Connection, where: Filter) -> Slots:
+    """Slots of the images that match, in order. As one text: half the time of a row for each, and other threads run."""
+    condition, values = matching(where)
+    (text,) = connection.execute(f"SELECT group_concat(slot) FROM images WHERE {condition}", values).fetchone()
+    return np.sort(np.fromstring(text, np.int64, sep=",")) if text else np.empty(0, np.int64)
+
+
+def in_order(connection: sqlite3.Connection, where: Filter | None) -> str:
+    """The table to list images from, in the order of paths, with the index that finds the first of them soonest.
+
+    SQLite would guess. Few that were taken in a time are found by it and sorted; of many, the next are never far.
+    """
+    if where is None or (where.taken_from is None and where.taken_to is None):
+        return "images"
+    time, values = matching(replace(where, prefix=None, tags=frozenset()))
+    query = f"SELECT count(*) FROM (SELECT 1 FROM images INDEXED BY images_taken WHERE {time} LIMIT {MANY})"
+    (count,) = connection.execute(query, values).fetchone()
+    return f"images INDEXED BY {'images_taken' if count < MANY else 'sqlite_autoindex_images_1'}"
+
+
+def fetch(connection: sqlite3.Connection, coding: Coding, first: int, last: int) -> tuple[Codes, Ids]:
+    """Codes and ids of the slots [first, last); blank and zero where the image was removed."""
+    codes, ids = np.full((last - first, coding.width), coding.blank, np.uint8), np.zeros((last - first, 16), np.uint8)
+    rows = connection.execute(
+        "SELECT slot, id, vector FROM vectors JOIN images USING (slot) WHERE slot >= ? AND slot < ?", (first, last)
+    )
+    for slot, name, data in rows:
+        if len(data) != coding.width:
+            raise StoreDamagedError(f"The vector of image {name.hex()} is damaged: run cooc verify.")
+        codes[slot - first] = np.frombuffer(data, np.uint8)
+        ids[slot - first] = np.frombuffer(name, np.uint8)
+    return codes, ids

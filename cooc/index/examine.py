@@ -1,0 +1,145 @@
+"""Read files ahead of the decoder: their hash, and what the header of the picture says.
+
+A thread is enough for that beside a CPU that describes one picture a second. A GPU takes hundreds, and then reading in
+processes leaves the interpreter, which one thread at a time may use, to those who feed it. Every such process
+imports this module, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+from cooc.errors import CoocError
+from cooc.index.store import Record
+from cooc.pictures import Collection, Entry
+from cooc.pictures.decode import ImageInfo, Picture, image_info
+from cooc.pictures.worker import start
+
+__all__ = ["CHANGED", "READERS", "Candidate", "Examined", "Reader", "examine", "unreadable"]
+
+READERS = 4  # threads or processes; hashing and reading let others run
+AHEAD = 64  # files that threads read ahead
+CHUNK = 16  # files that a process is sent at once
+CHUNKS_AHEAD = 3 * READERS
+
+CHANGED = "It changed while it was being read. The next run tries again."
+CRASHED = "Reading the header of this picture crashed the reader. Leave the file out, or save it again."
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A file that is new, or not as the index knows it."""
+
+    file: Entry
+    known: Record | None
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The same after its content was read: the header of the picture, or the reason why there is none."""
+
+    file: Entry
+    known: Record | None
+    sha256: str = ""
+    info: ImageInfo | None = None
+    picture: Picture | None = None  # to be decoded
+    problem: str = ""
+    gone: bool = False  # its content is no picture: what the index knows under this name is not true any more
+
+    @property
+    def record(self) -> Record:
+        assert self.info is not None
+        return Record(*self.file, self.sha256, self.info.width, self.info.height, self.info.taken)
+
+
+def examine(collection: Collection, candidate: Candidate) -> Examined:
+    """Read the content once: its hash, and what the header says if the hash is not the known one."""
+    file, known = candidate.file, candidate.known
+    try:
+        sha256, picture, later = collection.fetch(file)
+        if known is not None and known.sha256 == sha256:
+            return Examined(file, known, sha256)
+        info = image_info(picture)
+        if not collection.steady and collection.stamp(file) != file.stamp:
+            return Examined(file, known, problem=CHANGED)
+    except OSError as error:
+        return Examined(file, known, problem=unreadable(error))
+    except CoocError as error:
+        return Examined(file, known, problem=str(error), gone=True)
+    return Examined(file, known, sha256, info, later)
+
+
+def unreadable(error: OSError) -> str:
+    return f"It cannot be read ({error.strerror or error})."
+
+
+class Reader:
+    """Examines files in order and ahead of whoever asks for them: in threads, or in processes once it is told so."""
+
+    def __init__(self, collection: Collection) -> None:
+        self.collection = collection
+        self.chunk, self.ahead = 1, AHEAD
+        self.pool: Executor = ThreadPoolExecutor(READERS)
+
+    def use_processes(self) -> None:
+        self.chunk, self.ahead = CHUNK, CHUNKS_AHEAD
+        self._replace()
+
+    def examined(self, files: Iterable[Candidate]) -> Iterator[Examined]:
+        """Files are taken as there is room."""
+        running: deque[tuple[list[Candidate], Executor, Future[list[Examined]]]] = deque()
+        files = iter(files)
+        try:
+            while chunk := list(islice(files, self.chunk)):
+                running.append((chunk, self.pool, self._submit(chunk)))
+                while len(running) >= self.ahead:
+                    yield from self._result(*running.popleft())
+            while running:
+                yield from self._result(*running.popleft())
+        finally:
+            self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, chunk: list[Candidate]) -> Future[list[Examined]]:
+        try:
+            return self.pool.submit(_examine_all, self.collection, chunk)
+        except BrokenExecutor as error:  # `_result` sees to it in its turn
+            failed: Future[list[Examined]] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _result(self, chunk: list[Candidate], pool: Executor, future: Future[list[Examined]]) -> list[Examined]:
+        """Where a process died, all that was under way there is read one file at a time."""
+        try:
+            return future.result()
+        except BrokenExecutor:
+            if pool is self.pool:
+                self._replace()
+            return list(self._one_by_one(chunk))
+
+    def _one_by_one(self, chunk: list[Candidate]) -> Iterator[Examined]:
+        """In a process that does nothing else: if it dies, it dies of this file."""
+        pool = _processes(1)
+        for one in chunk:
+            try:
+                yield pool.submit(examine, self.collection, one).result()
+            except BrokenExecutor:
+                yield Examined(one.file, one.known, problem=CRASHED)
+                pool = _processes(1)
+        pool.shutdown()
+
+    def _replace(self) -> None:
+        self.pool.shutdown(wait=False)
+        self.pool = _processes(READERS)
+
+
+def _processes(count: int) -> Executor:
+    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), start)
+
+
+def _examine_all(collection: Collection, chunk: list[Candidate]) -> list[Examined]:
+    return [examine(collection, file) for file in chunk]

@@ -1,0 +1,181 @@
+"""A query vector -> matches: nearest pictures, expanded, augmented and re-ranked as asked, with their probabilities.
+
+Everything here works on a `Store` and plain arrays, whatever engine holds the index: expansion, augmentation and
+re-ranking look at a shortlist, so that their cost does not grow with the collection.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cooc.errors import InputError, UnknownNameError
+from cooc.index.calibration import THRESHOLD, Calibration
+from cooc.index.store import Filter, Record, Store, Vectors
+from cooc.reranking import EXPANSIONS, RERANKERS, alpha_expansion, expand, rerank
+
+__all__ = ["Match", "Options", "Results", "find_duplicates", "find_matches", "unit"]
+
+NEIGHBOURS = 10  # of an expansion and of database augmentation
+SHORTLIST = 400  # best results that re-ranking and database augmentation look at
+BLOCK = 256  # vectors searched at once
+
+
+@dataclass(frozen=True)
+class Match:
+    id: str
+    path: str  # relative to the index's root
+    score: float  # inner product with the query, however the results were ordered
+    probability: float | None  # that it shows the same thing; None if nobody has counted for this descriptor
+    record: Record
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    matches: list[Match]  # best first
+    no_match: bool  # even the best result is probably wrong
+    query_vector: NDArray[np.float32]  # (D,)
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `ImageSearch.search` takes besides the picture."""
+
+    k: int = 20
+    expand: str | None = None
+    rerank: str | None = None
+    augment: bool = False
+    where: Filter | None = None
+    min_score: float | None = None
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.offset < 0:
+            raise InputError(f"k must be at least 1 and offset at least 0, not {self.k} and {self.offset}.")
+        for kind, name, known in (("expansion", self.expand, EXPANSIONS), ("re-ranking", self.rerank, RERANKERS)):
+            if name is not None and name not in known:
+                raise UnknownNameError(kind, name, known)
+
+
+def find_matches(
+    store: Store,
+    query: NDArray[np.float32],
+    options: Options,
+    *,
+    curve: Calibration | None = None,
+    without: str | None = None,
+    started: float | None = None,
+) -> Results:
+    """The best matches of a unit vector (D,); `without` is the id of the picture that it comes from."""
+    started = time.monotonic() if started is None else started
+    asked = query[None]  # (1, D)
+    if options.expand not in (None, "none"):
+        ids, vectors = _still_there(store, _nearest(store, asked, NEIGHBOURS, options.where, without))
+        asked = expand(options.expand, asked, vectors, n=NEIGHBOURS) if ids else asked
+    wanted = options.offset + options.k
+    reordered = options.augment or options.rerank not in (None, "none")
+    ids = _nearest(store, asked, max(wanted, SHORTLIST) if reordered else wanted, options.where, without)
+    first = options.offset
+    if first and not reordered and options.min_score is None:  # all that is looked up is the page that was asked for,
+        ids, first = ids[:1] + ids[first:], 1  # and the best one, which tells whether there is a match
+    ids, vectors = _still_there(store, ids)
+    if options.augment and ids:
+        order = np.argsort(-(_augmented(store, ids, vectors, options.where) @ asked[0]), kind="stable")
+        ids, vectors = [ids[i] for i in order], vectors[order]
+    if options.rerank not in (None, "none") and ids:
+        order = rerank(options.rerank, asked, vectors)[0]
+        ids, vectors = [ids[i] for i in order], vectors[order]
+    scores = vectors @ query
+    chances: list[float | None] = [None] * len(ids) if curve is None else curve(scores).tolist()
+    matches = [
+        Match(name, record.path, score, chance, record)
+        for name, score, chance, record in zip(ids, scores.tolist(), chances, store.get(ids), strict=True)
+        if record is not None and (options.min_score is None or score >= options.min_score)
+    ]
+    best = max((match.probability or 0.0 for match in matches), default=0.0)
+    no_match = curve is not None and best < THRESHOLD
+    return Results(matches[first : first + options.k], no_match, query, time.monotonic() - started)
+
+
+def _nearest(store: Store, query: Vectors, k: int, where: Filter | None, without: str | None) -> list[str]:
+    ids = store.search(query, k + (without is not None), where=where).ids[0]
+    return [name for name in ids if name != without][:k]
+
+
+def _still_there(store: Store, ids: list[str]) -> tuple[list[str], Vectors]:
+    """With their vectors; without those that another process has removed since they were found."""
+    while True:
+        try:
+            return ids, store.vectors(ids)
+        except InputError:
+            left = [name for name, record in zip(ids, store.get(ids), strict=True) if record is not None]
+            if len(left) == len(ids):
+                raise
+            ids = left
+
+
+def _augmented(store: Store, ids: list[str], vectors: Vectors, where: Filter | None) -> Vectors:
+    """alpha-DBA of the shortlist alone: each of its vectors joined with its neighbours in the whole index."""
+    found = store.search(vectors, NEIGHBOURS + 1, where=where)
+    names, database = _still_there(store, list(dict.fromkeys([*ids, *(name for row in found.ids for name in row)])))
+    place = {name: i for i, name in enumerate(names)}
+    indices = np.array([[place.get(name, -1) for name in row] for row in found.ids])
+    own = np.array([place.get(name, -1) for name in ids])
+    return alpha_expansion(vectors, database, NEIGHBOURS, exclude=own, found=(indices, found.scores))
+
+
+def find_duplicates(store: Store, threshold: float, where: Filter | None = None) -> Iterator[list[Record]]:
+    """Groups of pictures joined by similarities of at least `threshold`, each in the order of its paths.
+
+    Each picture is searched once, in blocks: time grows with what a search costs, memory with the duplicates alone.
+    """
+    parent: dict[str, str] = {}  # of pictures that have a duplicate: a forest, one tree for each group
+
+    def top(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            parent[name] = name = parent[parent[name]]
+        return name
+
+    for block in _blocks(store.records(where)):
+        for name, others in _above(store, [record.id for record in block], threshold, where):
+            for other in others:
+                first, second = sorted((top(name), top(other)))
+                parent[second] = first
+    members: dict[str, list[str]] = {}
+    for name in parent:
+        members.setdefault(top(name), []).append(name)
+    groups = [sorted((r for r in store.get(ids) if r), key=lambda r: r.path) for ids in members.values()]
+    yield from sorted((group for group in groups if len(group) > 1), key=lambda group: group[0].path)
+
+
+def _above(store: Store, ids: list[str], threshold: float, where: Filter | None) -> Iterator[tuple[str, list[str]]]:
+    """For each picture, the others whose similarity reaches the threshold: more are asked for while all do."""
+    ids, vectors = _still_there(store, ids)
+    k = 16
+    while ids:
+        found = store.search(vectors, k, where=where)
+        more = []
+        for row, (name, scores, names) in enumerate(zip(ids, found.scores, found.ids, strict=True)):
+            if len(names) == k and scores[-1] >= threshold:
+                more.append(row)
+            else:
+                yield name, [n for n, score in zip(names, scores, strict=True) if score >= threshold and n != name]
+        ids, vectors, k = [ids[row] for row in more], vectors[more], 4 * k
+
+
+def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:
+    while block := list(itertools.islice(records, BLOCK)):
+        yield block
+
+
+def unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    norm = float(np.linalg.norm(vector))
+    if not norm > 0:
+        raise InputError("The network finds nothing in this picture (is it of one colour?): search with another one.")
+    return (vector / norm).astype(np.float32)

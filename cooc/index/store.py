@@ -1,0 +1,275 @@
+"""What an index keeps, and the small interface that every engine under `stores/` implements.
+
+An index holds one `Record` and one unit vector for each image, and a `StoreMeta` that says how the vectors were made.
+Images are named in two ways: by `path` (relative to the index's root; what a person sees, and what is unique) and by
+`id` (a digest of content and path; what results carry, the same on every machine and in every engine).
+
+Engines differ in where they keep this, never in what they answer: `Store` is the contract, `Filter.matches` and
+`SearchResult` define the answers, and one conformance suite (tests/test_store.py) is run on all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cooc.errors import InputError, StoreMismatchError
+from cooc.pictures.collection import Entry
+
+FORMAT = 2  # raised when an older cooc could no longer read what is written
+
+Vectors = NDArray[np.float32]
+STORAGES = ("float32", "float16", "int8", "int4", "pq")  # what an engine may keep of a vector, most precise first
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_TAKEN = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d)?")
+_MOMENT = re.compile(r"\d{4}(-\d\d(-\d\d(T\d\d(:\d\d(:\d\d)?)?)?)?)?")
+
+
+def path_bytes(path: str) -> bytes:
+    """A path as its bytes on disk: names that are not UTF-8 survive, and the result does not depend on the locale."""
+    try:
+        data = path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InputError(f"The path {path!r} cannot be written as bytes: rename the file.") from error
+    if not data or b"\0" in data:
+        raise InputError(f"{path!r} is no path of an image: it is empty or holds a NUL character.")
+    return data
+
+
+def path_text(data: bytes) -> str:
+    """The inverse of `path_bytes`."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def id_bytes(name: str) -> bytes:
+    """An id of an image as its 16 bytes."""
+    try:
+        return bytes.fromhex(name)
+    except ValueError:
+        raise InputError(f"{name!r} is no id of an image: 32 digits 0-9a-f are expected.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One image, as it was when it was described."""
+
+    path: str  # relative to the index's root, "/" between its parts
+    size: int
+    mtime_ns: int
+    sha256: str
+    width: int
+    height: int
+    taken: str | None = None  # 2024-05-31 or 2024-05-31T12:00:00, from EXIF
+    tags: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        path_bytes(self.path)
+        if not _SHA256.fullmatch(self.sha256):
+            raise InputError(f"{self.sha256!r} of {self.path!r} is no sha256: 64 digits 0-9a-f are expected.")
+        if self.taken is not None and not _TAKEN.fullmatch(self.taken):
+            raise InputError(f"{self.taken!r} of {self.path!r} is no date: write 2024-05-31 or 2024-05-31T12:00:00.")
+        check_tags(self.tags)
+
+    @property
+    def entry(self) -> Entry:
+        """The file that it was made of."""
+        return Entry(self.path, self.size, self.mtime_ns)
+
+    @property
+    def id(self) -> str:
+        """32 hex digits of content and path: two copies of a picture differ, the same file elsewhere does not."""
+        return hashlib.sha256(bytes.fromhex(self.sha256) + path_bytes(self.path)).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class BadFile:
+    """A file that could not be described, kept so that it is reported once and tried again only when it changed."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMeta:
+    """How the vectors were made: what makes them comparable with one another and with a query."""
+
+    recipe: str
+    config: dict[str, Any]  # the whole DescriptorConfig: a recipe's name may change its meaning, this does not
+    config_hash: str
+    weights_hash: str
+    dim: int
+    root: str | None = None
+    cooc_version: str = ""
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    format: int = FORMAT
+    storage: str = "float32"  # one of STORAGES
+
+
+def check_same(meta: StoreMeta, other: StoreMeta, index: str = "the index") -> None:
+    """Refuse to mix: `other` made the vectors at hand, `meta` those that are already in `index`."""
+    pairs = {
+        "recipe": (f"{meta.recipe} ({meta.config_hash[:12]})", f"{other.recipe} ({other.config_hash[:12]})"),
+        "weights": (meta.weights_hash[:12], other.weights_hash[:12]),
+        "dimension": (str(meta.dim), str(other.dim)),
+    }
+    same = {
+        "recipe": meta.config_hash == other.config_hash,
+        "weights": meta.weights_hash == other.weights_hash,
+        "dimension": meta.dim == other.dim,
+    }
+    if all(same.values()):
+        return
+    found = "; ".join(
+        f"{name} {pairs[name][0]} there, {pairs[name][1]} here" for name, equal in same.items() if not equal
+    )
+    raise StoreMismatchError(
+        f"Vectors of two kinds cannot be compared. In {index}: {found}. Use recipe {meta.recipe!r} with the weights of "
+        f"that index, or build another one: cooc index {meta.root or 'FOLDER'} --index NEW --recipe {other.recipe}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which images count. Everything given must hold; nothing given means all."""
+
+    prefix: str | None = None  # a folder, relative to the root: everything below it
+    taken_from: str | None = None  # 2023, 2023-07, 2023-07-14, ...: that moment and later
+    taken_to: str | None = None  # likewise, including the whole year, month or day that is named
+    tags: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for moment in (self.taken_from, self.taken_to):
+            if moment is not None and not _MOMENT.fullmatch(moment):
+                raise InputError(f"{moment!r} is no date: write 2023, 2023-07, 2023-07-14 or 2023-07-14T12:00.")
+        check_tags(self.tags)
+
+    @property
+    def folder(self) -> bytes:
+        """The prefix as path bytes that end in a slash; empty when every path will do."""
+        name = (self.prefix or "").strip("/")
+        return b"" if name in ("", ".") else path_bytes(name) + b"/"
+
+    def matches(self, record: Record) -> bool:
+        """The definition. Engines say the same in their own query language."""
+        taken = record.taken
+        return (
+            path_bytes(record.path).startswith(self.folder)
+            and (self.taken_from is None or (taken is not None and taken >= self.taken_from))
+            and (self.taken_to is None or (taken is not None and taken[: len(self.taken_to)] <= self.taken_to))
+            and self.tags <= record.tags
+        )
+
+
+class SearchResult(NamedTuple):
+    """Best first; equal scores in the order of their ids, so that an answer never depends on chance."""
+
+    scores: Vectors  # (Q, k'), inner products; k' < k when fewer images match
+    ids: list[list[str]]  # Q lists of k'
+
+
+class Store(Protocol):
+    """An open index. Changes come one transaction for each call: wholly there or not at all, whatever happens.
+
+    A store may be read from many threads and processes while one process writes; each call sees one committed state.
+    Errors are those of `cooc.errors`; `InputError` for what the caller gave, `StoreError` for the rest.
+    """
+
+    @property
+    def meta(self) -> StoreMeta: ...
+    def __len__(self) -> int: ...
+
+    # changes
+    def add(self, records: Sequence[Record], vectors: Vectors) -> None:
+        """Upsert by path. Tags that a path already had stay; its report as a bad file goes."""
+
+    def remove(self, paths: Iterable[str]) -> int:
+        """How many there were to remove."""
+        ...
+
+    def rename(self, moves: Mapping[str, str]) -> int:
+        """Moved files, old path -> new: vector and tags go along, whatever was at the new path goes."""
+        ...
+
+    def touch(self, mtimes_ns: Mapping[str, int]) -> int:
+        """Files whose time changed and whose content did not."""
+        ...
+
+    def tag(self, ids: Iterable[str], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int: ...
+    def report_bad(self, files: Iterable[BadFile]) -> None: ...
+    def clear_bad(self, paths: Iterable[str]) -> int: ...
+
+    # questions
+    def get(self, ids: Sequence[str]) -> list[Record | None]:
+        """None for those that are no longer there: another process may remove an image between search and get."""
+        ...
+
+    def find(self, paths: Sequence[str]) -> list[Record | None]: ...
+    def by_sha256(self, sha256: str) -> list[Record]: ...
+    def records(
+        self, where: Filter | None = None, after: str | None = None, limit: int | None = None
+    ) -> Iterator[Record]:
+        """In the order of their paths (as bytes), from behind `after`; read in pages, so memory stays flat."""
+        ...
+
+    def bad_files(self) -> Iterator[BadFile]: ...
+    def vectors(self, ids: Sequence[str]) -> Vectors:
+        """(n, D), in the order asked for."""
+        ...
+
+    def search(
+        self, queries: Vectors, k: int, *, where: Filter | None = None, exact: bool | None = None
+    ) -> SearchResult:
+        """The k nearest of (Q, D) unit vectors. `exact`: True demands it, False allows less, None leaves it to size."""
+        ...
+
+    # upkeep
+    def snapshot(self, dest: str) -> None:
+        """A copy of one committed state, which opens as an index of its own."""
+
+    def verify(self) -> list[str]:
+        """Problems found by reading everything; empty when all is well."""
+        ...
+
+    def compact(self) -> None:
+        """Give back the space of what was removed and bring the search structure up to date."""
+
+    def disk_bytes(self) -> int | None:
+        """What it takes on disk, where that can be told."""
+        ...
+
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def check_tags(tags: Iterable[str]) -> None:
+    for tag in tags:
+        if not tag or not tag.isprintable():
+            raise InputError(f"{tag!r} is no tag: it must have at least one character, all of them printable.")
+
+
+def check_vectors(vectors: NDArray[Any], dim: int) -> Vectors:
+    """Vectors as every engine wants them: (n, dim) float32, finite, of unit length, contiguous."""
+    if vectors.dtype != np.float32 or vectors.ndim != 2 or vectors.shape[1] != dim:
+        raise InputError(f"Vectors must be (n, {dim}) float32, not {vectors.shape} {vectors.dtype}.")
+    norms = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))
+    wrong = np.flatnonzero(~(np.abs(norms - 1) <= 1e-3))  # so written, NaN is wrong too
+    if len(wrong):
+        raise InputError(
+            f"{len(wrong)} of {len(vectors)} vectors are not finite and of length 1 (row {wrong[0]} has length "
+            f"{norms[wrong[0]]:.4g}). Divide each vector by its L2 norm."
+        )
+    return np.ascontiguousarray(vectors)

@@ -1,0 +1,123 @@
+"""cooc bench engines, compact and growth: the same functions at small sizes, and their tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import report
+from benchmarks.compact import export_vectors, import_vectors, measure_compact
+from benchmarks.engines import DEFAULT, run_engines
+from benchmarks.growth import run_growth
+from cooc.activations import BACKBONES, build_backbone, fold_batch_norms
+from cooc.datasets.retrieval import load_dataset
+from cooc.errors import DatasetError, InputError, UnknownNameError
+from tests.labelled import write_labelled_folder
+from tests.shell import Shell
+from tests.test_activations import pictures, random_weights
+
+
+def whitened(count: int, seed: int) -> Any:
+    rows = np.random.default_rng(seed).standard_normal((count, 64)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnet50-caffe", "efficientnet-lite0"])
+def test_folded_batch_norms_change_nothing(name: str) -> None:
+    weights, images = random_weights(name), pictures(1, 64, 96)
+    plain = BACKBONES[name].build(next(iter(BACKBONES[name].layers))).eval()
+    plain.load_state_dict(dict(weights))
+    x = torch.randn(1, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        wanted = plain(x)
+        fold_batch_norms(plain)
+        assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in plain.modules())
+        torch.testing.assert_close(plain(x), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
+    assert build_backbone(name, weights=weights).layout == torch.channels_last
+    assert build_backbone(name, weights=weights)(images).isfinite().all()
+
+
+def test_engines(real_weights: Callable[[str], dict[str, Tensor]], tmp_path: Path) -> None:
+    real_weights("efficientnet-lite0")  # fetched, or the reason why not
+    kept: list[dict[str, Any]] = []
+    engines = [DEFAULT, "torch float32 channels-first"]
+    found = run_engines(["efficientnet-lite0"], [(64, 96)], engines, 0.01, kept.append)
+    assert kept == [found]
+    assert [row["engine"] for row in found["rows"]] == engines
+    for row in found["rows"]:
+        assert 0 < row["low"] <= row["ms"] <= row["high"]
+        assert row["error"] < 1e-3
+    assert found["rows"][0]["times_faster"] == 1
+    (tmp_path / "engines-cpu.json").write_text(json.dumps(found))
+    table = report.TABLES["engines"](report.load_results(tmp_path))
+    assert [row[2] for row in table.rows] == engines
+    with pytest.raises(UnknownNameError, match="Did you mean 'OpenVINO'"):
+        run_engines(["vgg16"], [(64, 64)], ["OpenVIN"])
+
+
+def test_an_engine_that_fails_stays_in_the_table(
+    real_weights: Callable[[str], dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_weights("efficientnet-lite0")
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)  # as where it is not installed
+    found = run_engines(["efficientnet-lite0"], [(64, 64)], ["ONNX Runtime"], 0.01)
+    assert found["rows"][1]["ms"] is None
+    assert found["rows"][1]["note"].startswith("not run: ModuleNotFoundError")
+
+
+def test_compact(tmp_path: Path) -> None:
+    """float32 changes nothing; what was exported gives the same again."""
+    dataset = load_dataset(write_labelled_folder(tmp_path / "things"))
+    pair = whitened(len(dataset.image_paths), 0), whitened(len(dataset.queries), 1)
+    found = measure_compact(dataset, {"made-up": pair}, ["float16", "int4"])
+    assert [(row["storage"], row["bytes"]) for row in found["rows"]] == [
+        ("float32", 256),
+        ("float16", 128),
+        ("int4", 32),
+    ]
+    assert found["rows"][0]["change"] == {"plain": 0}
+    for row in found["rows"]:
+        assert row["change"]["plain"] == pytest.approx(row["mAP"]["plain"] - found["rows"][0]["mAP"]["plain"], abs=2e-3)
+    files = export_vectors(dataset, {"made-up": pair}, tmp_path / "out")
+    ((database, queries),) = import_vectors(dataset, files).values()
+    np.testing.assert_allclose(database, pair[0], atol=1e-3)
+    np.testing.assert_allclose(queries, pair[1], atol=1e-3)
+    with pytest.raises(InputError, match="no vectors of things"):
+        import_vectors(dataset, [tmp_path / "vectors--other--made-up.npz"])
+    np.savez(files[0], database=pair[0][:2], queries=pair[1])
+    with pytest.raises(DatasetError, match="holds 2 pictures"):
+        import_vectors(dataset, files)
+
+
+def test_growth(tmp_path: Path) -> None:
+    kept: list[int] = []
+    found = run_growth([50, 100], ["float32", "int4"], 32, tmp_path, lambda result: kept.append(len(result["rows"])))
+    assert kept == [1, 2, 3, 4]
+    assert [(row["storage"], row["images"]) for row in found["rows"]] == [
+        ("float32", 50),
+        ("float32", 100),
+        ("int4", 50),
+        ("int4", 100),
+    ]
+    for row in found["rows"]:
+        assert row["adding, seconds"] > 0
+        assert row["exact search, ms"] > 0
+        assert row["on disk, bytes per image"] > 32
+    (tmp_path / "growth-cpu.json").write_text(json.dumps(found))
+    assert len(report.TABLES["growth"](report.load_results(tmp_path)).rows) == 4
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["engines", "--sizes", "512"], ["growth", "--sizes", "1000,many"], ["compact", "FOLDER"]],
+)
+def test_commands_say_what_is_wrong(benchmarks: Shell, command: list[str], tmp_path: Path) -> None:
+    folder = write_labelled_folder(tmp_path / "things")
+    assert benchmarks(*(folder if part == "FOLDER" else part for part in command)).code == 2

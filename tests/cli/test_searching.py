@@ -1,0 +1,367 @@
+"""The commands around an index, with the real network on small pictures, through `main` as a shell would."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cooc.cli import searching
+from cooc.cli.showing import blocks, shown, thumbnail
+from cooc.descriptor import Descriptor
+from cooc.index import calibration, open_store
+from cooc.index.calibration import Calibration
+from tests.labelled import write_labelled_folder
+from tests.shell import Shell
+
+RECIPE = "paper-linear+raw+size=96"
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three things, three views of each, and their index; made by the real program in a process of its own."""
+    folder = write_labelled_folder(tmp_path_factory.mktemp("things")) / "jpg"
+    command = [sys.executable, "-m", "cooc.cli", "index", str(folder), "-r", RECIPE, "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "9 described" in done.stdout
+    assert "9 in the index" in done.stdout
+    return folder
+
+
+@pytest.fixture
+def photos(indexed: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(indexed, tmp_path / "photos"))
+
+
+@pytest.fixture(autouse=True)
+def _no_index_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COOC_INDEX", raising=False)
+
+
+# search
+
+
+def test_search_finds_a_changed_view(cooc: Shell, indexed: Path, tmp_path: Path) -> None:
+    for name in ("arch_000000.jpg", "gate_000001.jpg"):
+        with Image.open(indexed / name) as picture:
+            picture.point(lambda value: value * 0.9).save(tmp_path / "view.jpg", quality=70)
+        found = cooc("search", tmp_path / "view.jpg", "--index", indexed / ".cooc", "-k", 3, "--json")
+        assert found.code == 0
+        assert found.json["matches"][0]["path"] == name
+        assert found.json["calibrated"] is False
+        assert 0.5 < found.json["matches"][0]["score"] < 0.9999
+
+
+def test_ranking_is_the_plain_matrix_product(cooc: Shell, indexed: Path) -> None:
+    paths = sorted(indexed.glob("*.jpg"))
+    vectors = Descriptor.from_recipe(RECIPE, device="cpu")(paths).numpy()
+    found = cooc("search", indexed, "--index", indexed / ".cooc", "-k", 9, "--json")
+    lines = [json.loads(line) for line in found.out.splitlines()]
+    assert [line["query"] for line in lines] == [str(path) for path in paths]
+    for line, query in zip(lines, vectors, strict=True):
+        scores = vectors @ query
+        assert [m["path"] for m in line["matches"]] == [paths[i].name for i in np.argsort(-scores, kind="stable")]
+        np.testing.assert_allclose([m["score"] for m in line["matches"]], np.sort(scores)[::-1], atol=1e-5)
+
+
+def test_the_index_is_found(cooc: Shell, photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (photos / "deep/down").mkdir(parents=True)
+    monkeypatch.chdir(photos / "deep/down")
+    assert cooc("status", "--json").json["images"] == 9
+    monkeypatch.chdir(tmp_path)
+    missing = cooc("status")
+    assert missing.code == 5
+    assert "cooc index FOLDER" in missing.err
+    monkeypatch.setenv("COOC_INDEX", str(photos / ".cooc"))
+    assert cooc("status", "--json").json["root"] == str(photos)
+
+
+def test_table_says_scores_and_that_there_is_no_probability(cooc: Shell, indexed: Path) -> None:
+    found = cooc("search", indexed / "arch_000000.jpg", "--index", indexed / ".cooc", "-k", 2, "--no-thumbnails")
+    assert re.search(r"1 +1\.000 +- +arch_000000\.jpg", found.out)
+    assert "not been calibrated" in found.err
+
+
+def test_no_match_is_said(cooc: Shell, indexed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    curve = functools.partial(Calibration, 10.0)
+    words = ("search", indexed / "arch_000000.jpg", "--index", indexed / ".cooc", "--no-thumbnails")
+    monkeypatch.setattr(calibration, "find", lambda config, dim: curve(-20.0))
+    assert "No match in here" in cooc(*words).out
+    page = tmp_path / "page.html"
+    assert cooc(*words, "--json", "--html", page).json["no_match"] is True
+    assert "No match in here" in page.read_text()
+    monkeypatch.setattr(calibration, "find", lambda config, dim: curve(-5.0))
+    found = cooc(*words)
+    assert "No match" not in found.out
+    assert "99%" in found.out
+
+
+def test_options_change_the_ranking(cooc: Shell, photos: Path) -> None:
+    base = ("search", photos / "arch_000000.jpg", "--index", photos / ".cooc", "--json")
+    assert cooc("tag", "gate_000001.jpg", "tower_000001.jpg", "-a", "mine", "--index", photos / ".cooc").code == 0
+    assert len(cooc(*base, "--tag", "mine").json["matches"]) == 2
+    assert len(cooc(*base, "--min-score", 0.999).json["matches"]) == 1
+    assert cooc(*base, "--from", "2020").json["matches"] == []
+    for words in (("--expand", "alpha"), ("--rerank", "superglobal"), ("--database-augmentation",)):
+        assert len(cooc(*base, *words).json["matches"]) == 9
+    part = cooc(*base, "--box", "0,0,40,40").json
+    assert part["box"] == [0, 0, 40, 40]
+    assert part["matches"][0]["score"] < 0.9999
+    joined = cooc("search", photos / "arch_000000.jpg", photos / "gate_000000.jpg", *base[2:], "-k", 2).json
+    assert {match["path"] for match in joined["matches"]} == {"arch_000000.jpg", "gate_000000.jpg"}
+    shown_tags = cooc("tag", "gate_000001.jpg", "arch_000000.jpg", "--index", photos / ".cooc").out
+    assert shown_tags.splitlines() == ["gate_000001.jpg: mine", "arch_000000.jpg: -"]
+
+
+def test_standard_input(cooc: Shell, indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = io.TextIOWrapper(io.BytesIO((indexed / "gate_000002.jpg").read_bytes()))
+    monkeypatch.setattr(sys, "stdin", data)
+    assert cooc("search", "-", "--index", indexed / ".cooc", "--json").json["matches"][0]["path"] == "gate_000002.jpg"
+
+
+class Pictures(BaseHTTPRequestHandler):
+    folder: ClassVar[Path]
+
+    def do_GET(self) -> None:
+        if self.path == "/away":
+            self.send_response(302)
+            self.send_header("Location", "file:///etc/passwd")
+            self.end_headers()
+            return
+        if self.path == "/missing":
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write((self.folder / "tower_000000.jpg").read_bytes())
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web(indexed: Path) -> Iterator[str]:
+    handler = type("Handler", (Pictures,), {"folder": indexed})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_address(cooc: Shell, indexed: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--index", indexed / ".cooc", "--json")
+    assert cooc("search", f"{web}/tower.jpg", *words).json["matches"][0]["path"] == "tower_000000.jpg"
+    for path, says in (("/missing", "Not Found"), ("/away", "not allowed")):
+        refused = cooc("search", web + path, *words)
+        assert refused.code == 2
+        assert says in refused.err
+    monkeypatch.setattr(searching, "LARGEST_DOWNLOAD", 100)
+    assert "more than" in cooc("search", f"{web}/tower.jpg", *words).err
+
+
+def test_page_and_sheet(cooc: Shell, photos: Path, tmp_path: Path) -> None:
+    odd = photos / "<b>odd & name\n.jpg"
+    shutil.copy(photos / "arch_000000.jpg", odd)
+    assert cooc("index", photos, "-q").code == 0
+    (photos / "gate_000000.jpg").unlink()  # a file that is gone still has a line
+    page, sheet = tmp_path / "page.html", tmp_path / "sheet.jpg"
+    words = ("--index", photos / ".cooc", "--no-thumbnails", "--html", page, "--sheet", sheet)
+    found = cooc("search", photos / "arch_000000.jpg", "--box", "5,5,60,60", *words)
+    assert found.code == 0
+    text = page.read_text()
+    assert "&lt;b&gt;odd &amp; name\\n.jpg" in text
+    assert "<b>odd" not in text
+    assert text.count("<img ") == 11
+    assert not re.findall(r'(?:src|href)="?http', text)
+    with Image.open(sheet) as picture:
+        assert picture.width > 1000
+
+
+def test_wrong_words(cooc: Shell, indexed: Path, tmp_path: Path) -> None:
+    index, one = ("--index", indexed / ".cooc"), indexed / "arch_000000.jpg"
+    for words, says in (
+        ((one, indexed), "not both"),
+        ((indexed, "--box", "0,0,5,5"), "not of a folder"),
+        ((one, one, "--box", "0,0,5,5"), "one at a time"),
+        ((one, "--expand", "alfa"), "'alpha'"),
+        ((one, "--rerank", "nothing"), "Choices"),
+        ((one, "--from", "yesterday"), "no date"),
+        ((tmp_path / "none.jpg",), "does not exist"),
+        ((one, "--html", tmp_path / "x.txt"), ".html"),
+    ):
+        refused = cooc("search", *words, *index)
+        assert (refused.code, says in refused.err) == (2, True), refused
+    (tmp_path / "queries").mkdir()
+    shutil.copy(one, tmp_path / "queries")
+    (tmp_path / "queries/bad.jpg").write_text("none")
+    partly = cooc("search", tmp_path / "queries", *index, "--json")
+    assert partly.code == 3
+    assert "bad.jpg" in partly.err
+    assert len(partly.out.splitlines()) == 1
+
+
+# the index
+
+
+def test_index_again_with_bad_files(cooc: Shell, photos: Path) -> None:
+    (photos / "text.jpg").write_text("no picture")
+    (photos / "arch_000000.jpg").rename(photos / "renamed.jpg")
+    (photos / "gate_000000.jpg").unlink()
+    done = cooc("index", photos)
+    assert done.code == 3
+    assert done.out.startswith("1 moved, 7 unchanged, 1 removed, 1 bad in ")
+    assert "text.jpg" in done.err
+    listed = cooc("status", "--bad", "--json", "--index", photos / ".cooc").json
+    assert listed["path"] == "text.jpg"
+    assert "not a picture" in listed["reason"]
+    assert "left out" in cooc("status", "--index", photos / ".cooc").out
+    lines = [json.loads(line) for line in cooc("index", photos, "--json").out.splitlines()]
+    assert [line["event"] for line in lines][-2:] == ["bad", "done"]
+    assert (lines[-1]["unchanged"], lines[-1]["bad"], lines[-1]["images"]) == (8, 1, 8)
+    quiet = cooc("index", photos, "--quiet")
+    assert (quiet.code, quiet.out) == (3, "")
+
+
+def test_index_refuses(cooc: Shell, photos: Path, tmp_path: Path) -> None:
+    other = cooc("index", photos, "--recipe", "ucrow+raw")
+    assert other.code == 5
+    assert "build another one" in other.err
+    assert cooc("index", tmp_path / "nowhere").code == 2
+    assert not (tmp_path / "nowhere").exists()
+    assert "--index" in cooc("index", photos, tmp_path).err
+    outside = cooc("index", tmp_path, "--index", photos / ".cooc")
+    assert outside.code == 2
+    assert "outside" in outside.err
+    shutil.move(photos / "gate_000000.jpg", tmp_path / "gate.jpg")
+    for file in photos.glob("*.jpg"):
+        file.unlink()
+    empty = cooc("index", photos)
+    assert (empty.code, "mounted" in empty.err) == (3, True)
+    assert cooc("status", "--json", "--index", photos / ".cooc").json["images"] == 9
+
+
+def test_several_folders_share_an_index(cooc: Shell, photos: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    shutil.copy(photos / "arch_000000.jpg", tmp_path / "one")
+    shutil.copy(photos / "gate_000000.jpg", tmp_path / "two")
+    index = tmp_path / "index"
+    done = cooc("index", tmp_path / "one", tmp_path / "two", "--index", index, "-r", RECIPE, "--device", "cpu")
+    assert done.code == 0
+    found = cooc("search", tmp_path / "one/arch_000000.jpg", "--index", index, "--folder", "two", "--json").json
+    assert [match["path"] for match in found["matches"]] == ["two/gate_000000.jpg"]
+
+
+def test_add_remove_verify_compact(cooc: Shell, photos: Path, tmp_path: Path) -> None:
+    index = ("--index", photos / ".cooc")
+    Image.new("RGB", (80, 60), (200, 30, 30)).save(photos / "new.png")
+    assert "1 described" in cooc("add", photos / "new.png", *index).out
+    assert cooc("add", photos / "none.png", *index).code == 3
+    assert cooc("add", photos, *index).code == 2
+    assert "1 pictures removed" in cooc("remove", "new.png", *index).out
+    assert cooc("remove", "new.png", *index).code == 2
+    assert "All is well: 9 pictures." in cooc("verify", *index).out
+    assert "MB now" in cooc("compact", *index).out
+    with open_store(photos / ".cooc") as store:
+        vector = store.vectors([next(store.records()).id]).tobytes()
+    database = photos / ".cooc/index.sqlite"
+    content = database.read_bytes()
+    assert content.count(vector) == 1
+    database.write_bytes(content.replace(vector, bytes(len(vector))))
+    broken = cooc("verify", *index)
+    assert broken.code == 5
+    assert "arch_000000.jpg: the vector is damaged" in broken.err
+
+
+def test_export_import_duplicates(cooc: Shell, photos: Path, tmp_path: Path) -> None:
+    shutil.copy(photos / "arch_000000.jpg", photos / "copy.jpg")
+    cooc("index", photos, "-q")
+    index = ("--index", photos / ".cooc")
+    groups = [json.loads(line) for line in cooc("duplicates", "--threshold", 0.9999, "--json", *index).out.splitlines()]
+    assert [[one["path"] for one in group] for group in groups] == [["arch_000000.jpg", "copy.jpg"]]
+    listed = cooc("duplicates", "--threshold", 0.9999, *index).out
+    assert "same content" in listed
+    assert "1 groups, 2 pictures." in listed
+    for name in ("out.npy", "out.parquet"):
+        assert "10 pictures" in cooc("export", tmp_path / name, *index).out
+        other = tmp_path / f"{name}-index"
+        assert "10 pictures" in cooc("import", tmp_path / name, "--index", other, "--root", photos).out
+        query = ("search", photos / "gate_000001.jpg", "--json")
+        assert cooc(*query, "--index", other).json["matches"] == cooc(*query, *index).json["matches"]
+    assert cooc("export", tmp_path / "out.csv", *index).code == 2
+
+
+def test_ctrl_c(photos: Path) -> None:
+    """The real program: what is done is kept, 130 is its answer, and the next run goes on."""
+    rng = np.random.default_rng(5)
+    for i in range(10):
+        pixels = rng.integers(0, 256, (60 + i, 70, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(photos / f"more-{i:02}.jpg")
+    command = [sys.executable, "-m", "cooc.cli", "index", str(photos), "--json", "--device", "cpu", "--workers", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert json.loads(first)["event"] == "progress"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    last = json.loads(([first, *out.splitlines()])[-1])
+    assert "Traceback" not in err
+    assert last["event"] == "done"
+    assert process.returncode == (130 if last["interrupted"] else 0)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])["images"] == 19
+
+
+# probabilities
+
+
+def test_calibrate(cooc: Shell, tmp_path: Path) -> None:
+    folder = write_labelled_folder(tmp_path / "things")
+    curves, results = tmp_path / "curves.json", tmp_path / "results"
+    words = ("-r", RECIPE, "-o", curves, "--results", results, "--cache", tmp_path / "cache", "--device", "cpu")
+    done = cooc("calibrate", folder, *words)
+    assert done.code == 0, done
+    (name,) = json.loads(curves.read_text())
+    assert name == "vgg16-caffe-chco-sct-act-raw-512"
+    report = json.loads((results / f"calibration--{name}.json").read_text())
+    assert report["slope"] > 0
+    assert report["tested on queries"] == 3
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / f"{RECIPE}.npz", database=rng.normal(size=(9, 4)), queries=rng.normal(size=(5, 4)))
+    refused = cooc("calibrate", folder, *words, "--vectors", tmp_path)
+    assert refused.code == 2
+    assert "describe them again" in refused.err
+
+
+# showing
+
+
+def test_names_are_shown_on_one_line() -> None:
+    assert shown(os.fsdecode(b"a\xff\n\x1b[31m.jpg")) == "a\\xff\\n\\x1b[31m.jpg"
+    assert shown("Zürich 東京.jpg") == "Zürich 東京.jpg"
+
+
+def test_thumbnails_in_characters(indexed: Path) -> None:
+    text = blocks(thumbnail(indexed / "arch_000000.jpg", 32))
+    lines = text.plain.splitlines()
+    assert len(lines) == 4
+    assert set(text.plain) == {"▀", "\n"}
+    assert thumbnail(indexed / "none.jpg", 32).size == (32, 21)
