@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from cooc.errors import InputError, UnknownNameError, WeightsError
+from cooc.timm_models import timm_model
 
 __all__ = ["BACKBONES", "Activations", "Backbone", "build_backbone", "resolve_device", "resolve_dtype"]
 
@@ -110,31 +111,48 @@ def build_backbone(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Activations:
-    """The named network with the given state dict (`timm:NAME` may take None: timm then brings its own)."""
+    """The named network with the given state dict; None leaves random numbers, as measuring its speed needs.
+
+    `timm:NAME` is any model of timm, with the weights of the whole model; its layers have the names that timm gives.
+    """
     if name.startswith("timm:"):
-        network, backbone = _timm(name.removeprefix("timm:"), pretrained=weights is None)
+        if weights is None:
+            raise InputError(
+                f"{name} needs weights: `cooc.weights.load_weights({name!r})` has those that timm publishes."
+            )
+        model = timm_model(name.removeprefix("timm:"), layer)
+        network, layer = model.network, model.layer
+        layers = {layer: (model.channels, model.stride)}
+        backbone = Backbone(lambda layer: model.network, name, layers, model.mean, model.std)
+        weights = model.rename(weights)
     elif name in BACKBONES:
         backbone = BACKBONES[name]
-        if layer is not None and layer not in backbone.layers:
+        layer = layer or next(iter(backbone.layers))
+        if layer not in backbone.layers:
             raise UnknownNameError(f"layer of {name}", layer, backbone.layers)
-        network = backbone.build(layer or next(iter(backbone.layers)))
+        network = backbone.build(layer)
     else:
         raise UnknownNameError("backbone", name, [*BACKBONES, "timm:NAME"])
     if weights is not None:
-        wanted = set(network.state_dict())
-        missing = {key for key in wanted - set(weights) if not key.endswith("num_batches_tracked")}
-        if missing:
-            raise WeightsError(
-                f"These weights are not for {name}: {len(missing)} tensors are missing, first {min(missing)!r}. "
-                f"Fetch the right ones with `cooc weights fetch`."
-            )
-        try:
-            network.load_state_dict({key: weights[key] for key in wanted if key in weights}, strict=False)
-        except RuntimeError as error:
-            raise WeightsError(f"These weights are not for {name}: {error}") from error
+        _load(network, weights, name)
     if name in BACKBONES:
         fold_batch_norms(network)
-    return Activations(network.to(device, dtype), backbone, layer or next(iter(backbone.layers))).to(device)
+    return Activations(network.to(device, dtype), backbone, layer).to(device)
+
+
+def _load(network: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:
+    """What the network has must be there; what it does not have (a classifier) may be."""
+    wanted = set(network.state_dict())
+    missing = {key for key in wanted - set(weights) if not key.endswith("num_batches_tracked")}
+    if missing:
+        raise WeightsError(
+            f"These weights are not for {name}: {len(missing)} tensors are missing, first {min(missing)!r}. "
+            f"Fetch the right ones with `cooc weights fetch`."
+        )
+    try:
+        network.load_state_dict({key: weights[key] for key in wanted if key in weights}, strict=False)
+    except RuntimeError as error:
+        raise WeightsError(f"These weights are not for {name}: {error}") from error
 
 
 def fold_batch_norms(network: nn.Module) -> None:
@@ -305,32 +323,6 @@ class EfficientNetLite(nn.Module):
         for block in self._blocks:
             x = block(x)
         return nn.functional.relu6(self._bn1(self._conv_head(x)))
-
-
-def _timm(name: str, pretrained: bool) -> tuple[nn.Module, Backbone]:
-    """Any timm model's last feature map, after ReLU: co-occurrences are counts of what is there."""
-    try:
-        import timm
-    except ImportError as error:
-        raise InputError("timm backbones need timm: pip install 'cooc[timm]'.") from error
-    try:
-        model = timm.create_model(name, pretrained=pretrained, features_only=True, out_indices=(-1,))
-    except RuntimeError as error:
-        raise InputError(f"timm has no feature maps for {name!r}: {error}") from error
-    shape = (model.feature_info.channels()[-1], model.feature_info.reduction()[-1])
-    config = model.pretrained_cfg or {}
-    mean, std = config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD)
-    return _LastMap(model), Backbone(lambda layer: model, "", {"last": shape}, tuple(mean), tuple(std))
-
-
-class _LastMap(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.model(x)[-1]
-        return out.relu()
 
 
 VGG_LAYERS = {"pool5": (512, 32), "conv5_3": (512, 16)}

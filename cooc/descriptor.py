@@ -194,7 +194,8 @@ def _why_none(vector: Vector) -> CoocError:
 
 def load_backbone(config: DescriptorConfig, device: torch.device) -> Activations:
     """The config's network with its weights, on the device; several descriptors may share it."""
-    weights = None if config.backbone.startswith("timm:") else load_weights(BACKBONES[config.backbone].weights)
+    timm = config.backbone.startswith("timm:")
+    weights = load_weights(config.backbone if timm else BACKBONES[config.backbone].weights)
     dtype = resolve_dtype(config.dtype, device)
     return build_backbone(config.backbone, config.layer or None, weights=weights, device=device, dtype=dtype)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -311,20 +310,6 @@ def test_devices_and_dtypes() -> None:
             resolve_device("cuda:1")
     assert resolve_dtype("float32") == torch.float32
     assert resolve_dtype("auto", torch.device("cpu")) in (torch.float32, torch.bfloat16)
-
-
-def test_timm_backbones() -> None:
-    """Through timm itself where it is installed; else the error that says how to install it."""
-    if importlib.util.find_spec("timm") is None:
-        with pytest.raises(InputError, match=r"pip install 'cooc\[timm\]'"):
-            build_backbone("timm:resnet18", weights=None)
-        return
-    import timm
-
-    weights = timm.create_model("resnet18", features_only=True, out_indices=(-1,)).state_dict()
-    backbone = build_backbone("timm:resnet18", weights={f"model.{key}": value for key, value in weights.items()})
-    assert (backbone.channels, backbone.stride) == (512, 32)
-    assert backbone(pictures(1)).shape == (1, 512, 2, 3)
 
 
 # The real weights

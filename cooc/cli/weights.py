@@ -16,7 +16,7 @@ from cooc.errors import WeightsError
 weights = typer.Typer(no_args_is_help=True, help="The networks' weights: fetch them, check them, carry them around.")
 app.add_typer(weights, name="weights")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A set from `cooc weights list`.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A set from `cooc weights list`, or timm:MODEL.")]
 
 
 @weights.command("list")
@@ -39,7 +39,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for 
 
 
 @weights.command()
-def fetch(name: Annotated[str, typer.Argument(metavar="NAME|all", help="A set, or all of them.")]) -> None:
+def fetch(name: Annotated[str, typer.Argument(metavar="NAME|all", help="A set, all of them, or timm:MODEL.")]) -> None:
     """Bring a set into the cache, from the first of its sources that works, and check it."""
     from cooc.weights import WEIGHTS, fetch_weights
 

@@ -22,6 +22,7 @@ What is kept (float32, torchvision's names, no classifier, no batch counters):
   first kernels are flipped too. The values are Keras', under torchvision's names, and nothing is folded: each
   convolution has a bias, each batch norm its four vectors, made for an epsilon of 1e-3.
 - `resnet50`, `resnet101`: torchvision's. Only the official file, or a state dict that the user imports.
+- `timm:NAME`: what timm publishes for any of its models, or a checkpoint that the user imports under that name.
 - `xfeat`: local features (Potje et al. 2024), names as in the published xfeat.pt. Input: grey; normalised inside.
 
 The cache is `$COOC_HOME`, else the platform's cache folder. `COOC_OFFLINE=1` forbids all fetching.
@@ -37,7 +38,7 @@ from cooc.weights.cache import (
     weights_home,
     weights_status,
 )
-from cooc.weights.sources import IndexFile, NpmFile, OfficialFile
+from cooc.weights.sources import IndexFile, NpmFile, OfficialFile, TimmFile
 from cooc.weights.table import WEIGHTS, WeightSet, content_hash
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "IndexFile",
     "NpmFile",
     "OfficialFile",
+    "TimmFile",
     "WeightSet",
     "WeightStatus",
     "content_hash",

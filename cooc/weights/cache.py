@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from cooc.errors import UnknownNameError, WeightsError
+from cooc.errors import WeightsError
 from cooc.weights.readers import Tensors, features, read_keras_resnet50, read_pth
 from cooc.weights.sources import IndexFile, Progress, file_hash
-from cooc.weights.table import WEIGHTS, WeightSet, content_hash
+from cooc.weights.table import WEIGHTS, content_hash, find_set
 
 __all__ = [
     "WeightStatus",
@@ -52,9 +53,8 @@ def weights_home() -> Path:
 
 
 def _path(name: str) -> Path:
-    if name not in WEIGHTS:
-        raise UnknownNameError("weights", name, WEIGHTS)
-    return weights_home() / f"{name}.safetensors"
+    find_set(name)
+    return weights_home() / (re.sub(r"[^\w.-]", "-", name) + ".safetensors")
 
 
 def _read_safetensors(path: Path) -> tuple[Tensors, dict[str, str]]:
@@ -68,7 +68,7 @@ def _read_cached(name: str) -> Tensors:
     path = _path(name)
     try:
         tensors, metadata = _read_safetensors(path)
-        reason = WEIGHTS[name].difference(tensors, metadata.get("hash", ""))
+        reason = find_set(name).difference(tensors, metadata.get("hash", ""))
     except FileNotFoundError:
         raise WeightsError(f"Weights {name!r} are not in the cache ({path}). {_repair(name)}") from None
     except OSError as error:  # of the disk, or of this process: the file may be good
@@ -90,11 +90,11 @@ def _repair(name: str) -> str:
 @contextmanager
 def _writing(name: str) -> Iterator[Path]:
     """A scratch folder beside the cached file, for one process at a time; whatever is left in it is thrown away."""
-    home = weights_home()
-    scratch = home / f".{name}.part"
+    home, stem = weights_home(), _path(name).stem
+    scratch = home / f".{stem}.part"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with FileLock(home / f".{name}.lock"):
+        with FileLock(home / f".{stem}.lock"):
             shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed
             scratch.mkdir()
             try:
@@ -116,7 +116,7 @@ def _keep(name: str, tensors: Tensors, source: str, scratch: Path) -> Path:
         "name": name,
         "source": source,
         "hash": content_hash(tensors),
-        "licence": WEIGHTS[name].licence,
+        "licence": find_set(name).licence,
         "cooc": version,
     }
     new = scratch / "new.safetensors"
@@ -148,12 +148,12 @@ def fetch_weights(name: str, *, progress: Progress | None = None) -> Path:
                 f"Weights {name!r} are not in {path.parent} and COOC_OFFLINE forbids fetching. {_repair(name)}"
             )
         failures = []
-        for number, source in enumerate(WEIGHTS[name].sources):
+        for number, source in enumerate(find_set(name).sources):
             folder = scratch / str(number)
             folder.mkdir()
             try:
                 tensors = source.read(folder, progress)
-                reason = WEIGHTS[name].difference(tensors)
+                reason = find_set(name).difference(tensors)
             except Exception as error:  # whatever is wrong with one source, the next one gets its turn
                 reason = f"{type(error).__name__}: {error}"
             if reason is None:
@@ -184,14 +184,15 @@ def export_weights(name: str, dest: str | Path) -> Path:
 def import_weights(file: str | Path, name: str | None = None) -> str:
     """Put what a user brings (see `_read_any`) into the cache; returns the name of the set that it is."""
     file = Path(file)
-    if name is not None and name not in WEIGHTS:
-        raise UnknownNameError("weights", name, WEIGHTS)
+    if name is not None:
+        find_set(name)
     try:
         tensors, metadata = _read_any(file)
     except Exception as error:  # torch and pickle have many ways to say that a file is not theirs
         raise WeightsError(f"Cannot read weights from {file}: {error}. Import {_IMPORTABLE}.") from error
     tensors, recorded = features(tensors), metadata.get("hash")
-    reasons = {known: WEIGHTS[known].difference(tensors, recorded) for known in ([name] if name else WEIGHTS)}
+    exported = [known for known in [metadata.get("name", "")] if known.startswith("timm:")]
+    reasons = {n: find_set(n).difference(tensors, recorded) for n in ([name] if name else [*exported, *WEIGHTS])}
     for known, reason in reasons.items():
         if reason is None:
             with _writing(known) as scratch:
@@ -203,7 +204,7 @@ def import_weights(file: str | Path, name: str | None = None) -> str:
 
 _IMPORTABLE = (
     "a file written by `cooc weights export`, torchvision's official .pth, an archive that `cooc weights list --json` "
-    "names, or a folder with TensorFlow.js' model.json and its shards"
+    "names, a folder with TensorFlow.js' model.json and its shards, or, with `--name timm:NAME`, a checkpoint of timm's"
 )
 
 
@@ -225,14 +226,23 @@ def _read_any(path: Path) -> tuple[Tensors, dict[str, str]]:
 
 
 def weights_status() -> list[WeightStatus]:
-    """One line for each known set; reads headers only (`verify_weights` reads all)."""
-    return [_status(name, weights) for name, weights in WEIGHTS.items()]
+    """Each known set, and each of timm's that is here; reads headers only (`verify_weights` reads all)."""
+    return [_status(name) for name in WEIGHTS] + [
+        _status(name)
+        for path in sorted(weights_home().glob("timm-*.safetensors"))
+        if (name := _header(path).get("name", "")).startswith("timm:")
+    ]
 
 
-def _status(name: str, weights: WeightSet) -> WeightStatus:
-    path, size, recorded = _path(name), 0, weights.hash
-    if present := path.is_file():
-        size, recorded = path.stat().st_size, None
-        with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
-            recorded = (file.metadata() or {}).get("hash")
+def _status(name: str) -> WeightStatus:
+    path, weights = _path(name), find_set(name)
+    present = path.is_file()
+    size, recorded = (path.stat().st_size, _header(path).get("hash")) if present else (0, weights.hash)
     return WeightStatus(name, present, path, size, recorded, weights.licence, tuple(map(str, weights.sources)))
+
+
+def _header(path: Path) -> dict[str, str]:
+    """What `_keep` wrote about a cached file; nothing where that cannot be read."""
+    with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
+        return dict(file.metadata() or {})
+    return {}

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from cooc.weights.readers import Tensors, read_pth
+from cooc.timm_models import published_weights
+from cooc.weights.readers import Tensors, features, read_pth
 
-__all__ = ["IndexFile", "NpmFile", "OfficialFile", "Progress", "file_hash"]
+__all__ = ["IndexFile", "NpmFile", "OfficialFile", "Progress", "TimmFile", "file_hash"]
 
 Progress = Callable[[str, int, int], object]  # what, bytes so far, bytes in all (0: not known)
 
@@ -133,6 +134,21 @@ class NpmFile(IndexFile):
         if done.returncode:
             reason = re.search(r'"summary": "(.*)"', done.stdout)
             raise OSError(f"npm: {reason[1] if reason else done.stderr.strip() or 'no message'}")
+
+
+@dataclass(frozen=True)
+class TimmFile:
+    """What timm publishes for one of its models, brought by timm itself."""
+
+    model: str
+
+    def __str__(self) -> str:
+        return f"timm, {self.model}"
+
+    def read(self, folder: Path, progress: Progress | None) -> Tensors:
+        if progress:
+            progress(self.model, 0, 0)
+        return features(published_weights(self.model))
 
 
 def _unpack(archive: Path, member: str, folder: Path) -> Path:

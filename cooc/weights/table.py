@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from cooc.errors import UnknownNameError
 from cooc.weights.readers import NORM_PARTS, Tensors, read_flax_vgg16, read_keras_resnet50, read_keras_vgg16
-from cooc.weights.sources import IndexFile, NpmFile, OfficialFile
+from cooc.weights.sources import IndexFile, NpmFile, OfficialFile, TimmFile
 
-__all__ = ["WEIGHTS", "WeightSet", "content_hash"]
+__all__ = ["WEIGHTS", "WeightSet", "content_hash", "find_set"]
 
 
 def content_hash(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -29,7 +30,7 @@ def content_hash(tensors: Mapping[str, torch.Tensor]) -> str:
 class WeightSet:
     """`hash` is None where no copy could be hashed when this was written; then `layout` (name -> shape) is checked."""
 
-    sources: tuple[OfficialFile | IndexFile, ...]
+    sources: tuple[OfficialFile | IndexFile | TimmFile, ...]
     licence: str
     hash: str | None = None
     layout: dict[str, tuple[int, ...]] | None = None
@@ -158,3 +159,12 @@ WEIGHTS: dict[str, WeightSet] = {
         hash="ae6ff870325815791f10ce02f3025440ec39eb5a7228bbade82368b39c676feb",
     ),
 }
+
+
+def find_set(name: str) -> WeightSet:
+    """A row of the table; or `timm:NAME`, whose tensors nobody has hashed: the first copy that came is remembered."""
+    if name.startswith("timm:"):
+        return WeightSet((TimmFile(name.removeprefix("timm:")),), licence="see the model's card")
+    if name not in WEIGHTS:
+        raise UnknownNameError("weights", name, [*WEIGHTS, "timm:NAME"])
+    return WEIGHTS[name]
