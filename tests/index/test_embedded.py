@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -395,14 +395,43 @@ def test_not_an_index(tmp_path: Path) -> None:
         with pytest.raises(StoreMissingError, match="cooc index"):
             open_store(str(tmp_path), write=write)
     assert list(tmp_path.iterdir()) == []
-    with sqlite3.connect(tmp_path / "index.sqlite") as connection:
-        connection.execute("CREATE TABLE other (x)")
-    connection.close()
-    with pytest.raises(StoreMissingError, match="not an index of cooc"):
-        open_store(str(tmp_path))
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="could not be used"):
         create_store(str(tmp_path / "file" / "index"), META)
+
+
+def foreign(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE other (x)")
+    connection.close()
+
+
+NO_INDEX: dict[str, tuple[Callable[[Path], object], type[StoreError], str]] = {
+    "emptied": (lambda path: path.write_bytes(b""), StoreDamagedError, "is empty.*cooc restore SNAPSHOT"),
+    "zeros": (lambda path: path.write_bytes(bytes(50_000)), StoreDamagedError, "not a database.*cooc restore SNAPSHOT"),
+    "text": (lambda path: path.write_text("x" * 20_000), StoreDamagedError, "not a database.*cooc restore SNAPSHOT"),
+    "of another program": (foreign, StoreError, "another program's database.*--index"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_INDEX)
+def test_whoever_opens_it_is_told_the_same(kind: str, tmp_path: Path) -> None:
+    """To read, to write or to make one: none takes it for an index, for a free place, or changes it."""
+    make, error, message = NO_INDEX[kind]
+    make(tmp_path / "index.sqlite")
+    before = (tmp_path / "index.sqlite").read_bytes()
+    said = set()
+    for use in (
+        lambda: open_store(str(tmp_path)),
+        lambda: open_store(str(tmp_path), write=True),
+        lambda: create_store(str(tmp_path), META),
+    ):
+        with pytest.raises(error, match=message) as caught:
+            use()
+        assert type(caught.value) is error
+        said.add(str(caught.value))
+    assert len(said) == 1
+    assert (tmp_path / "index.sqlite").read_bytes() == before
 
 
 def test_newer_format(folder: Path) -> None:
@@ -419,9 +448,6 @@ def test_damaged_database(folder: Path, write: bool) -> None:
     whole = path.read_bytes()
     path.write_bytes(bytes(16) + whole[16:])
     with pytest.raises(StoreDamagedError, match="snapshot"):
-        open_store(str(folder), write=write)
-    path.write_bytes(b"")
-    with pytest.raises(StoreMissingError):
         open_store(str(folder), write=write)
     for page in range(1, len(whole) // 16384):  # one page after another; each is found, by whatever uses it first
         path.write_bytes(whole[: page * 16384] + b"\xee" * 16384 + whole[(page + 1) * 16384 :])

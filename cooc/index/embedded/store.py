@@ -77,6 +77,8 @@ def create_store(address: str, meta: StoreMeta) -> EmbeddedStore:
         lock = WriterLock(folder)
         try:
             if database(folder).exists():
+                require(folder)
+                connect(folder).close()  # says what is wrong with it, if anything is
                 raise StoreError(f"There is an index in {show(folder)} already: open it, or delete the folder first.")
             new = folder / "index.new"
             new.unlink(missing_ok=True)
