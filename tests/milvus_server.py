@@ -12,8 +12,15 @@ import tempfile
 import time
 import urllib.request
 from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cooc.index.store import Record
 
 SPARE = 8  # collections that are made before they are asked for
 DIM = 16  # of their vectors
@@ -94,22 +101,33 @@ class Milvus:
 
     def drop(self, folder: Path) -> None:
         """The more collections are loaded, the longer a server that was killed takes to load them again."""
+        with self._client(self._given.pop(folder)) as (client, name):
+            client.drop_collection(name)
+
+    def harm(self, folder: Path, image: Record, data: Callable[[bytes], bytes]) -> None:
+        with self._client(self._given[folder]) as (client, name):
+            (row,) = client.query(name, filter=f'id == "{image.id}"', output_fields=["*"], consistency_level="Strong")
+            vector = np.frombuffer(data(np.array(row["vector"], "<f4").tobytes()), "<f4")
+            client.upsert(name, dict(row) | {"vector": vector})
+
+    @contextmanager
+    def _client(self, address: str) -> Iterator[tuple[Any, str]]:
         from pymilvus import MilvusClient
 
-        from cooc.index.milvus.collection import Address
+        from cooc.index.milvus.address import Address
 
-        where = Address.parse(self._given.pop(folder))
-        client = MilvusClient(where.uri)
-        client.drop_collection(where.name)
-        client.close()
+        where = Address.parse(address)
+        with closing(MilvusClient(where.uri)) as client:
+            yield client, where.name
 
     def _name(self) -> str:
         return self.url(f"test_{next(self._numbers)}")
 
     def _make(self, address: str) -> str:
-        from cooc.index.milvus.store import prepare_collection
+        from cooc.index.milvus.address import Address
+        from cooc.index.milvus.opening import prepare_collection
 
-        prepare_collection(address, DIM)
+        prepare_collection(Address.parse(address), DIM)
         return address
 
     def start(self) -> None:

@@ -15,10 +15,11 @@ from pymilvus import MilvusException
 
 pytest.importorskip("milvus", reason="pip install 'cooc[dev]'")
 
+from cooc.index.milvus.collection import GAP, STATE, WRITER, Address, State
+
 from cooc.errors import InputError, StoreError, StoreLockedError, StoreMissingError
 from cooc.index import create_store, open_store
 from cooc.index.milvus import store as milvus
-from cooc.index.milvus.collection import GAP, STATE, WRITER, Address, State
 from cooc.index.store import BadFile, Filter, Store
 from tests import servers
 from tests.index.test_store import (  # a part of the suite that needs one process only: it is run on milvus-lite here
