@@ -66,6 +66,30 @@ class MilvusLite:
     def address(self, folder: Path, dim: int | None = None) -> str:
         return f"milvus://{folder}/index.db/photos"
 
+    def harm(self, folder: Path, image: Record, data: Callable[[bytes], bytes]) -> None:
+        harm(self.address(folder), image, data)
+
+    def drop(self, folder: Path) -> None: ...
+
+
+def harm(address: str, image: Record, data: Callable[[bytes], bytes]) -> None:
+    with connected(address) as (client, name):
+        (row,) = client.query(name, filter=f'id == "{image.id}"', output_fields=["*"], consistency_level="Strong")
+        vector = np.frombuffer(data(np.array(row["vector"], "<f4").tobytes()), "<f4")
+        client.upsert(name, dict(row) | {"vector": vector})
+
+
+@contextmanager
+def connected(address: str) -> Iterator[tuple[Any, str]]:
+    """A client, and the name of the collection."""
+    from pymilvus import MilvusClient
+
+    from cooc.index.milvus.address import Address
+
+    where = Address.parse(address)
+    with closing(MilvusClient(where.uri)) as client:
+        yield client, where.name
+
 
 class Milvus:
     """A server on a port of this machine.
@@ -77,8 +101,8 @@ class Milvus:
 
     requires = "milvus"
 
-    def __init__(self, settings: dict[str, str] = SETTINGS) -> None:
-        self.settings = settings
+    def __init__(self, settings: dict[str, str] = SETTINGS, token: str = "") -> None:
+        self.settings, self._token = settings, token
         self.folder = Path(tempfile.mkdtemp(prefix="cooc-milvus-"))
         self.port, self._health = free_port(), free_port()
         # What the package's own starter does, but for running the server: that has to be killed and started again.
@@ -101,24 +125,11 @@ class Milvus:
 
     def drop(self, folder: Path) -> None:
         """The more collections are loaded, the longer a server that was killed takes to load them again."""
-        with self._client(self._given.pop(folder)) as (client, name):
+        with connected(self._given.pop(folder)) as (client, name):
             client.drop_collection(name)
 
     def harm(self, folder: Path, image: Record, data: Callable[[bytes], bytes]) -> None:
-        with self._client(self._given[folder]) as (client, name):
-            (row,) = client.query(name, filter=f'id == "{image.id}"', output_fields=["*"], consistency_level="Strong")
-            vector = np.frombuffer(data(np.array(row["vector"], "<f4").tobytes()), "<f4")
-            client.upsert(name, dict(row) | {"vector": vector})
-
-    @contextmanager
-    def _client(self, address: str) -> Iterator[tuple[Any, str]]:
-        from pymilvus import MilvusClient
-
-        from cooc.index.milvus.address import Address
-
-        where = Address.parse(address)
-        with closing(MilvusClient(where.uri)) as client:
-            yield client, where.name
+        harm(self._given[folder], image, data)
 
     def _name(self) -> str:
         return self.url(f"test_{next(self._numbers)}")
@@ -165,7 +176,7 @@ class Milvus:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._health}/healthz", timeout=5) as answer:
                 if b"OK" not in answer.read():
                     return False
-            client = MilvusClient(f"http://127.0.0.1:{self.port}", timeout=5)
+            client = MilvusClient(f"http://127.0.0.1:{self.port}", token=self._token, timeout=5)
             client.list_collections(timeout=5)
             client.close()
             return True

@@ -25,12 +25,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
+from cooc.index import effort
 from cooc.index.embedded.coding import Codes, Coding
 from cooc.index.embedded.locks import locked
 from cooc.index.embedded.nearest import Graph, Ids, View
@@ -44,8 +44,6 @@ CHUNK = 16_384  # rows appended at once
 HEADER = struct.Struct("<8s32sIQ")  # magic, epoch, dimension, rows; a crc32 of these follows
 MAGIC = b"coocvec1"
 M, EF_CONSTRUCTION = 32, 80  # measured: as few distances at recall 0.95 as M=16 with ef 200, at half the building time
-EFFORTS = (100, 150, 200, 300, 400, 600, 900, 1400)
-RECALL = 0.97  # at 100, to be had when a graph is built
 
 Fetch = Callable[[int, int], tuple[Codes, Ids]]  # slots [first, last) from SQLite; of removed ones the id is zero
 _T = TypeVar("_T")
@@ -301,21 +299,16 @@ def build_graph(path: Path, vectors: Vectors, base: Path | None) -> tuple[int, i
 
 
 def _calibrated(index: faiss.IndexHNSW, vectors: Vectors) -> int:
-    """The least effort that finds what a scan finds in *these* vectors: sets differ tenfold in what they take."""
-    rng, k = np.random.default_rng(0), min(100, len(vectors))
-    near = vectors[rng.choice(len(vectors), min(64, len(vectors)), replace=False)]
-    queries = _unit(near + _unit(rng.normal(size=near.shape)) / 2)  # as another picture of the same thing might be
+    """The effort for these vectors: see `cooc.index.effort`."""
+    k, count = min(effort.NEIGHBOURS, len(vectors)), min(effort.SAMPLE, len(vectors))
+    queries = effort.views(vectors[np.random.default_rng(0).choice(len(vectors), count, replace=False)])
     _, expected = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
-    for ef in EFFORTS:
+
+    def search(ef: int) -> list[list[int]]:
         _, found = index.search(queries, k, params=faiss.SearchParametersHNSW(efSearch=ef))
-        if np.mean([np.isin(a, b).mean() for a, b in zip(expected, found, strict=True)]) >= RECALL:
-            break
-    return ef
+        return list(found.tolist())
 
-
-def _unit(rows: NDArray[np.floating[Any]]) -> Vectors:
-    unit: Vectors = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    return unit
+    return effort.least(effort.EFFORTS, expected.tolist(), search)
 
 
 def _crc(path: Path) -> int:

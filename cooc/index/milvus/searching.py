@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from cooc.index.effort import NEIGHBOURS
 from cooc.index.milvus import rows
 from cooc.index.milvus.rows import VECTOR
 from cooc.index.milvus.server import LIMIT, Row, Server
@@ -59,7 +60,8 @@ class Search:
     def nearest(self, queries: Vectors, k: int, exact: bool) -> list[Best]:
         best, flat = [Best(query, k) for query in queries], self.structure.kind == "FLAT"
         rest = list(range(len(best)))
-        fetch = k + SPARE if self.structure.kind in ("FLAT", "HNSW") else 4 * k + 100  # quantizers order roughly
+        coded = self.structure.kind in ("IVF_PQ", "DISKANN")  # which orders roughly
+        fetch = 4 * max(k, NEIGHBOURS) + 100 if coded else k + SPARE
         while rest and fetch <= LIMIT and (flat or not exact):
             parts = rows.blocks(rest, max(1, HITS // fetch))
             rest = [row for part in parts for row in self._candidates(best, part, fetch)]

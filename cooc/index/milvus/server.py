@@ -219,8 +219,9 @@ class Server:
 
 
 def _code(error: BaseException) -> object:
-    code = getattr(error, "code", None)
-    return code() if callable(code) else code  # gRPC's errors have a method, Milvus' a property
+    """gRPC's where it is the cause: connecting fails with one code, whatever the reason."""
+    cause = error.__cause__ if isinstance(error.__cause__, grpc.RpcError) else error
+    return cause.code() if isinstance(cause, grpc.RpcError) else getattr(cause, "code", None)
 
 
 def _machine() -> str:

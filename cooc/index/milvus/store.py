@@ -4,7 +4,8 @@
 (see `rows`), replaced by an upsert, so a reader sees it as it was or as it is, never a mixture. A call that is cut
 short leaves some of its images changed and the others not; calling it again completes it. To this end `add` clears
 reports of bad files first and kept tags last, `remove` keeps the tags before it deletes, and `rename` writes the new
-paths before it deletes the old ones, a path that is both only after what was there has been written elsewhere.
+paths before it deletes the old ones, a path that is both only after, or with, what was there. (Only where one image
+takes another's place must who repeats a `rename` look which moves are left, as `cooc index` does.)
 
 Searching is exact until `compact` finds the index large enough for another structure (see `structures`). Whatever finds
 candidates, they are scored again from their vectors: a score depends on the two vectors only.
@@ -110,10 +111,11 @@ class MilvusStore:
         with self._server.writing():
             found = {rows.path(row): row for row in self._at(rows.IMAGE, moves, ALL)}
             moves = {old: new for old, new in moves.items() if old != new and old in found}
-            moved = [rows.moved(found[old], moves[old]) for old in _in_turn(moves)]
-            news = set(moves.values())
-            self._remember(self._at(rows.IMAGE, news - set(moves), RECORD))
-            self._upsert(moved)
+            moved = {old: rows.moved(found[old], new) for old, new in moves.items()}
+            news, ids = set(moves.values()), {row["id"] for row in moved.values()}
+            self._remember(row for row in self._at(rows.IMAGE, news - set(moves), ALL) if row["id"] not in ids)
+            for part in _in_turn(moves):
+                self._upsert(moved[old] for old in part)
             self._delete(rows.key(rows.IMAGE, old) for old in set(moves) - news)
             return len(moves)
 
@@ -156,7 +158,7 @@ class MilvusStore:
         with self._server.writing():
             self._upsert(rows.forgotten_row(one, self.meta.dim) for one in tags)
 
-    def _remember(self, gone: list[Row]) -> None:
+    def _remember(self, gone: Iterable[Row]) -> None:
         removed, records = now(), map(rows.record, gone)
         self.remember(Forgotten(r.sha256, r.path, r.tags, removed) for r in records if r.tags)
 
@@ -195,7 +197,8 @@ class MilvusStore:
         return map(rows.bad_file, self._server.pages(rows.of_kind(rows.BAD), rows.REPORT, PAGE))
 
     def notes(self) -> dict[str, Any]:
-        found = {name: json.loads(text) for name, text in self._server.properties().items() if name.startswith(NOTE)}
+        properties = self._server.describe()["properties"]
+        found = {name: json.loads(text) for name, text in properties.items() if name.startswith(NOTE)}
         return {name.removeprefix(NOTE): value for name, value in found.items() if value is not None}
 
     def forgotten(self) -> Iterator[Forgotten]:
@@ -261,12 +264,14 @@ class MilvusStore:
     def snapshot(self, dest: str) -> None:
         """An embedded index. Each image is whole; what is changed meanwhile may be in it or not."""
 
-        def blocks() -> Iterator[tuple[list[Record], Vectors]]:
+        def images() -> Iterator[Block]:
             for block in self._blocks(ALL):
                 vectors, sound = rows.matrix(block, self.meta.dim)
-                yield [rows.record(row) for row, good in zip(block, sound, strict=True) if good], vectors[sound]
+                for i in np.flatnonzero(~sound):
+                    log.warning("%s is not copied: its vector is damaged.", _shown(block[i]))
+                yield [rows.record(block[i]) for i in np.flatnonzero(sound)], vectors[sound]
 
-        copy_to_folder(dest, self.meta, blocks(), self.bad_files())
+        copy_to_folder(dest, self.meta, images(), self.bad_files(), self.notes(), self.forgotten())
 
     def verify(self) -> list[str]:
         try:
@@ -276,11 +281,10 @@ class MilvusStore:
 
     def _problems(self, block: list[Row]) -> Iterator[str]:
         for row, good in zip(block, rows.matrix(block, self.meta.dim)[1], strict=True):
-            text = os.fsencode(rows.path(row)).decode("utf-8", "backslashreplace")
             if not good:
-                yield f"{text}: the vector is damaged; the next `cooc index` describes the picture again"
+                yield f"{_shown(row)}: the vector is damaged; the next `cooc index` describes the picture again"
             elif rows.record(row).id != row["id"]:
-                yield f"{text}: the id does not fit content and path; remove the image and index it again"
+                yield f"{_shown(row)}: the id does not fit content and path; remove the image and index it again"
 
     def compact(self) -> None:
         server = self._server
@@ -321,11 +325,18 @@ class MilvusStore:
         self.close()
 
 
-def _in_turn(moves: Mapping[str, str]) -> list[str]:
-    """Old paths in such an order that one is written over only after what was there; rings at the end."""
-    before, order = {new: old for old, new in moves.items()}, dict[str, None]()
-    for old in sorted(moves, key=lambda old: moves[old] in moves):
-        while old in moves and old not in order:
-            order[old] = None
+def _in_turn(moves: Mapping[str, str]) -> list[list[str]]:
+    """Old paths to be moved one after another, so that none is written over before it was moved; rings go at once."""
+    before, parts, seen = {new: old for old, new in moves.items()}, [list[str]()], set[str]()
+    for old in sorted(moves, key=lambda old: moves[old] in moves):  # first those that end a chain
+        if old not in seen and moves[old] in moves:
+            parts.append([])
+        while old in moves and old not in seen:
+            seen.add(old)
+            parts[-1].append(old)
             old = before.get(old, "")
-    return list(order)
+    return parts
+
+
+def _shown(row: Row) -> str:
+    return os.fsencode(rows.path(row)).decode("utf-8", "backslashreplace")

@@ -29,7 +29,7 @@ class Structure(NamedTuple):
 
 def current(server: Server) -> Structure:
     found = server.ask(lambda client: client.describe_index(server.address.name, "vector"))
-    return Structure(str(found["index_type"]) if found else "", int(server.properties().get(EFFORT, "0")))
+    return Structure(str(found["index_type"]) if found else "", int(server.describe()["properties"].get(EFFORT, "0")))
 
 
 def wanted(server: Server, images: int, now: str) -> str:
