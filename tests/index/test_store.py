@@ -35,7 +35,7 @@ from cooc.index import create_store, open_store, without_password
 from cooc.index.store import BadFile, Filter, Forgotten, Record, Store, StoreMeta, check_same, intact
 from tests import servers
 from tests.reference.store import Model
-from tests.servers import ENGINES, SERVERS
+from tests.servers import ENGINES, IN_ONE_PROCESS, SERVERS
 
 DIM = 16
 META = StoreMeta(
@@ -74,7 +74,7 @@ def filled(store: Store) -> tuple[Store, Model]:
     return fill(store)
 
 
-@pytest.fixture(scope="module", params=sorted(ENGINES))
+@pytest.fixture(scope="module", params=sorted(IN_ONE_PROCESS))
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Model]]:
     """A filled one for tests that change nothing: on a server, making an index takes longer than most of them."""
     engine, folder = servers.engine(request.param), tmp_path_factory.mktemp("shared")
@@ -399,7 +399,7 @@ DAMAGE = {"one bit": flip(30), "a small one": flip(32), "length 1 still": lambda
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-@pytest.mark.parametrize("name", sorted(ENGINES))
+@pytest.mark.parametrize("name", sorted(IN_ONE_PROCESS))
 def test_a_damaged_vector_is_never_given_out(
     name: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -681,7 +681,7 @@ class Changes(RuleBasedStateMachine):
 EXAMPLES = {"milvus": 3}  # a change and the questions after it take this one half a second
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("engine", sorted(IN_ONE_PROCESS))
 def test_any_history(engine: str) -> None:
     servers.engine(engine)  # skips, where it is not installed
     machine = type("EngineChanges", (Changes,), {"engine": engine})

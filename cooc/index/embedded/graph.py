@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
 from cooc.files import replacing
+from cooc.index import effort
 from cooc.index.embedded.coding import Codes, Coding
 from cooc.index.embedded.nearest import Graph
 from cooc.index.store import Vectors
 
 CHUNK = 16_384  # vectors added at once
 M, EF_CONSTRUCTION = 32, 80  # measured: as few distances at recall 0.95 as M=16 with ef 200, at half the building time
-EFFORTS = (100, 150, 200, 300, 400, 600, 900, 1400)
-RECALL = 0.97  # at 100, to be had when a graph is built
 
 
 def load_graph(path: Path, crc: int, ef: int, coding: Coding, codes: Codes) -> Graph:
@@ -59,21 +56,16 @@ def _read(path: Path) -> faiss.IndexHNSW:
 
 
 def _calibrated(index: faiss.IndexHNSW, vectors: Vectors) -> int:
-    """The least effort that finds what a scan finds in *these* vectors: sets differ tenfold in what they take."""
-    rng, k = np.random.default_rng(0), min(100, len(vectors))
-    near = vectors[rng.choice(len(vectors), min(64, len(vectors)), replace=False)]
-    queries = _unit(near + _unit(rng.normal(size=near.shape)) / 2)  # as another picture of the same thing might be
+    """The effort for these vectors: see `cooc.index.effort`."""
+    k, count = min(effort.NEIGHBOURS, len(vectors)), min(effort.SAMPLE, len(vectors))
+    queries = effort.views(vectors[np.random.default_rng(0).choice(len(vectors), count, replace=False)])
     _, expected = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
-    for ef in EFFORTS:
+
+    def search(ef: int) -> list[list[int]]:
         _, found = index.search(queries, k, params=faiss.SearchParametersHNSW(efSearch=ef))
-        if np.mean([np.isin(a, b).mean() for a, b in zip(expected, found, strict=True)]) >= RECALL:
-            break
-    return ef
+        return list(found.tolist())
 
-
-def _unit(rows: NDArray[np.floating[Any]]) -> Vectors:
-    unit: Vectors = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    return unit
+    return effort.least(effort.EFFORTS, expected.tolist(), search)
 
 
 def _crc(path: Path) -> int:

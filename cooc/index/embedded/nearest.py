@@ -20,6 +20,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from cooc.index import effort
 from cooc.index.embedded.coding import Codes, Coding
 from cooc.index.store import Vectors
 
@@ -149,8 +150,8 @@ class View:
             live[slots] = True
             wanted = _Wanted.of(live, graph.size)
         chosen = faiss.IDSelectorBitmap(graph.size, faiss.swig_ptr(wanted.bits)) if wanted.share < 1 else None
-        effort = int(graph.ef * max(1, k / 100) / wanted.share)  # what is not wanted is walked through as well
-        params = faiss.SearchParametersHNSW(efSearch=effort, sel=chosen)
+        far = int(effort.scaled(graph.ef, k) / wanted.share)  # what is not wanted is walked through as well
+        params = faiss.SearchParametersHNSW(efSearch=far, sel=chosen)
         scores, found = graph.index.search(queries, min(k, graph.size), params=params)
         scores[found < 0] = -np.inf
         if len(wanted.newer):

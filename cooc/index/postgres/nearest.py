@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-import numpy as np
 import psycopg
 from psycopg import sql
 
+from cooc.index import effort
 from cooc.index.postgres.connections import Connection, Query
 from cooc.index.postgres.tables import WHOLE, decoded, matching, read_state
 from cooc.index.store import Filter, Vectors
@@ -30,7 +29,6 @@ REBUILD_FROM = 0.2  # share of the graph's images that were removed
 GRAPH_DIMENSIONS = 4000
 M, EF_CONSTRUCTION = 16, 100
 EFFORTS = (40, 60, 100, 150, 200, 300, 400, 600, 1000)  # hnsw.ef_search; 1000 is the most that there is
-RECALL, SAMPLE, NEIGHBOURS = 0.97, 32, 100  # to be had when a graph is built, for so many queries and results
 GRAPH_MEMORY = 2 << 30  # bytes at most for building: a graph that does not fit takes many times longer
 USUAL = (  # what a walk of the graph has set for its transaction, as the server has it
     "SELECT set_config(name, reset_val, true) FROM pg_settings"
@@ -78,11 +76,11 @@ class Nearest:
         exact: bool,
         without: list[bytes],
     ) -> list[list[Hit]]:
-        effort = 0 if exact else self._effort(connection, where)
+        far = 0 if exact else self._effort(connection, where)
         searched = _searched(where, without)
-        found = self._approximate(connection, queries, k, searched, effort) if effort else [[] for _ in queries]
+        found = self._approximate(connection, queries, k, searched, far) if far else [[] for _ in queries]
         short = [row for row, hits in enumerate(found) if len(hits) < k]
-        if effort and short:
+        if far and short:
             connection.execute(USUAL)
         for row, hits in zip(short, self._exact(connection, queries[short], k, searched), strict=True):
             found[row] = hits
@@ -108,7 +106,7 @@ class Nearest:
         return _each(connection, statement, ((query.view(Query), *values, k) for query in queries))
 
     def _approximate(
-        self, connection: Connection, queries: Vectors, k: int, searched: Searched, effort: int
+        self, connection: Connection, queries: Vectors, k: int, searched: Searched, far: int
     ) -> list[list[Hit]]:
         rows, values = searched
         candidates = k + k // 4 + 8  # the order of half-precision distances is not quite that of the true ones
@@ -116,7 +114,7 @@ class Nearest:
             "SELECT set_config('hnsw.ef_search', %s, true), set_config('hnsw.iterative_scan', 'relaxed_order', true),"
             " set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),"
             " set_config('enable_mergejoin', 'off', true)",
-            (str(min(EFFORTS[-1], max(effort * max(k, NEIGHBOURS) // NEIGHBOURS, EFFORTS[0]))),),
+            (str(min(EFFORTS[-1], effort.scaled(far, k))),),
         )
         checksum = ", checksum" if self._whole == WHOLE else ""
         statement = sql.SQL(
@@ -139,8 +137,8 @@ class Nearest:
             return
         if not state.effort or worn:
             self._build_graph(connection, state.images)
-        effort = self._calibrated(connection)
-        connection.execute("UPDATE state SET effort = %s, indexed = images, removed = 0", (effort,))
+        far = self._calibrated(connection)
+        connection.execute("UPDATE state SET effort = %s, indexed = images, removed = 0", (far,))
 
     def _build_graph(self, connection: Connection, count: int) -> None:
         """Readers go on meanwhile. Memory for it all, if that may be: 16-bit numbers, and neighbours on every level."""
@@ -161,22 +159,21 @@ class Nearest:
             connection.execute(build)
 
     def _calibrated(self, connection: Connection) -> int:
-        """The least effort that finds what a scan finds in *these* vectors: sets differ tenfold in what they take."""
-        rng, everything = np.random.default_rng(0), _searched(None, [])
+        """The effort for these vectors: see `cooc.index.effort`."""
+        everything = _searched(None, [])
         rows = connection.execute(  # ids are as good as random
-            "SELECT vector FROM vectors WHERE id >= %s ORDER BY id LIMIT %s", (b"\x40", SAMPLE), binary=True
+            "SELECT vector FROM vectors WHERE id >= %s ORDER BY id LIMIT %s", (b"\x40", effort.SAMPLE), binary=True
         ).fetchall()
-        near = decoded([row[0] for row in rows], self.dim)
-        queries = _unit(near + _unit(rng.normal(size=near.shape)) / 2)  # as another picture of the same thing might be
-        expected = [{name for name, *_ in hits} for hits in self._exact(connection, queries, NEIGHBOURS, everything)]
-        for effort in EFFORTS:
-            found = self._approximate(connection, queries, NEIGHBOURS, everything, effort)
-            hits = [
-                len(true & {name for name, *_ in row}) / len(true) for true, row in zip(expected, found, strict=True)
-            ]
-            if np.mean(hits) >= RECALL:
-                break
-        return effort
+        queries = effort.views(decoded([row[0] for row in rows], self.dim))
+        expected = self._exact(connection, queries, effort.NEIGHBOURS, everything)
+        return effort.least(
+            EFFORTS,
+            [[name for name, *_ in hits] for hits in expected],
+            lambda far: [
+                [name for name, *_ in hits]
+                for hits in self._approximate(connection, queries, effort.NEIGHBOURS, everything, far)
+            ],
+        )
 
 
 def _searched(where: Filter | None, without: list[bytes]) -> Searched:
@@ -209,8 +206,3 @@ def _each(
         yield cursor.fetchall()
         while cursor.nextset():
             yield cursor.fetchall()
-
-
-def _unit(rows: Any) -> Vectors:
-    unit: Vectors = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    return unit
