@@ -270,6 +270,10 @@ class EmbeddedStore:
 
     # upkeep
 
+    def salvaged(self) -> Iterator[Record]:
+        """What can still be read of the images of a damaged index."""
+        return upkeep.salvaged(self._read)
+
     def snapshot(self, dest: str) -> None:
         upkeep.snapshot(self._read, Path(dest))
 
