@@ -174,9 +174,7 @@ class ImageSearch:
         """
         if to is None and not is_folder(index):
             shown = without_password(os.fspath(index))
-            raise InputError(
-                f"An index on a server is not replaced: say where the new one goes, {shown}-2 for example."
-            )
+            raise InputError(f"The index at {shown} lies on a server: say where the new one goes, with --to INDEX.")
         place = Path(os.path.abspath(index)) if to is None else None  # noqa: PTH100 (a link keeps its name)
         target = place.with_name(f"{place.name}.rebuilt") if place is not None else to
         assert target is not None
