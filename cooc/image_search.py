@@ -30,9 +30,9 @@ from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreMissingError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
 from cooc.index.copying import restore, take_over
-from cooc.index.export import import_index, read_meta
+from cooc.index.importing import Exported, import_index
 from cooc.index.shortlist import Match, Options, Results, find_duplicates, find_matches, unit
-from cooc.index.store import Filter, Record, Store, StoreMeta, Vectors, check_same
+from cooc.index.store import FORMAT, Filter, Record, Store, StoreMeta, Vectors, check_same
 from cooc.index.sync import Engine, Here, Progress, Report, Stop
 from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.boxes import Box
@@ -139,18 +139,31 @@ class ImageSearch:
 
     @classmethod
     def import_from(cls, file: Path_, index: Path_, *, root: Path_ | None = None) -> Self:
-        """Add what `cooc export` wrote to an index, which is made if there is none; it is open for writing then."""
-        source = Path(file)
-        meta = read_meta(source)
+        """Add what `cooc export` wrote to an index, which is made if there is none; it is open for writing then.
+
+        All of the file is checked before anything is written, and all of it is imported or nothing.
+        """
+        exported = Exported(Path(file))
+        exported.check()
+        try:
+            config = DescriptorConfig.from_dict(exported.meta.config)
+            meta = replace(exported.meta, config_hash=config.hash)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{os.fspath(file)!r}: its descriptor is not known here. {error}") from error
+        made = False
         try:
             search = cls.open(index, write=True)
-            search._check(replace(meta, config_hash=DescriptorConfig.from_dict(meta.config).hash))
         except StoreMissingError:
-            search = cls(create_store(_address(index), replace(meta, root=_keep_root(index, root))), index)
+            made = is_folder(index) and not Path(index).exists()
+            kept = replace(meta, root=_keep_root(index, root), format=FORMAT)
+            search = cls(create_store(_address(index), kept), index)
         try:
-            import_index(search.store, source)
+            search._check(meta)
+            import_index(search.store, exported)
         except BaseException:
             search.close()
+            if made:  # an empty index would be in the way of another recipe
+                shutil.rmtree(index)
             raise
         return search
 

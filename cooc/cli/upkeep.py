@@ -120,7 +120,11 @@ def export(
 
     with ImageSearch.open(find_index(index)) as search:
         count = export_index(search.store, output)
+        left = len(search.store) - count
     out.print(f"{count} pictures: {output}", markup=False)
+    if left > 0:
+        err.print(f"{left} left out: their vectors are damaged. The next `cooc index` describes them again.")
+        raise typer.Exit(PARTIAL)
 
 
 @app.command("import")
