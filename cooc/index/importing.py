@@ -162,14 +162,14 @@ class Exported:
                 self._wrong(f"the column {name} is missing")
         for batch in table.iter_batches(BLOCK, columns=columns):
             vectors = batch.column("vector")
-            numbers = vectors.flatten().to_numpy(zero_copy_only=False)
-            if numbers.dtype != np.float32 or len(numbers) != len(batch) * self.meta.dim or vectors.null_count:
+            flat = vectors.flatten().to_numpy(zero_copy_only=False)
+            if flat.dtype != np.float32 or len(flat) != len(batch) * self.meta.dim or vectors.null_count:
                 self._wrong(f"its vectors are not lists of {self.meta.dim} float32, as it says they are")
             rows = batch.drop_columns(["vector"]).to_pylist()
             for row in rows:
                 if isinstance(row["path_bytes"], bytes):
                     row["path"] = path_text(row["path_bytes"])
-            yield rows, numbers.reshape(len(batch), self.meta.dim)
+            yield rows, flat.reshape(len(batch), self.meta.dim)
 
 
 def _npy_rows(data: Any, dim: int) -> int:

@@ -21,8 +21,8 @@ APPLICATION_ID = 0x636F6F63  # "cooc"
 CACHE = 1 << 16  # kB for who writes: ids come in any order, and SQLite's own 2 MB wrote a page to disk for each of them
 
 # A slot is the row of an image in the vector cache. It never changes what it holds: whatever changes a vector or an id
-# takes a new slot and leaves the old one in `removed`, until compacting gives all slots out anew under a new epoch.
-# Paths are BLOBs: they need not be UTF-8. Pages of 16 kB hold seven vectors of 512 numbers; 4 kB would waste half.
+# takes a new slot and leaves the old one in `removed`, until compacting gives all slots out again under a new epoch.
+# Paths are BLOBs: they need not be UTF-8. Pages of 16 kB hold seven vectors of 512 dimensions; 4 kB would waste half.
 SINCE_FORMAT_3 = """\
 CREATE TABLE notes (name TEXT PRIMARY KEY, json TEXT NOT NULL);
 CREATE TABLE forgotten (

@@ -5,7 +5,7 @@
     cache/              the same vectors, laid out for searching (`cache.py`); may be deleted at any time
 
 Every read happens inside one SQLite transaction (`reading.py`), so it sees one committed state while a writer goes on.
-That state is known by three numbers (epoch, slots given out, slots removed); when they have moved, the view that is
+That state is known by its epoch, slots given out and slots removed; when these have moved, the view that is
 searched (`nearest.py`) is renewed. `upkeep.py` verifies, compacts and copies.
 """
 

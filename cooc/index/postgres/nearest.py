@@ -141,7 +141,7 @@ class Nearest:
         connection.execute("UPDATE state SET effort = %s, indexed = images, removed = 0", (far,))
 
     def _build_graph(self, connection: Connection, count: int) -> None:
-        """Readers go on meanwhile. Memory for it all, if that may be: 16-bit numbers, and neighbours on every level."""
+        """Readers go on meanwhile. Memory for it all, if that may be: 16-bit values, and neighbours on every level."""
         memory = min(GRAPH_MEMORY, count * (2 * self.dim + 1024) + (64 << 20))
         connection.execute(
             "SELECT set_config(name, greatest(setting::int8, %s)::text, true) FROM pg_settings WHERE name = %s",

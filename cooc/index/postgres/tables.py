@@ -132,7 +132,7 @@ def bad_page(connection: Connection, last: bytes, size: int) -> list[BadFile]:
     return [BadFile(path_text(path), *rest) for path, *rest in rows]
 
 
-# vectors, in pgvector's binary format: dimensions and zero, two bytes each, then the numbers, all big-endian
+# vectors, in pgvector's binary format: dimensions and zero, two bytes each, then the values, all big-endian
 
 
 def checksum(data: bytes) -> bytes:
