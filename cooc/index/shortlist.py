@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cooc.errors import InputError, UnknownNameError
 from cooc.index.calibration import THRESHOLD, Calibration
-from cooc.index.store import Filter, Record, Store, Vectors
+from cooc.index.store import Filter, Record, Store, Vectors, intact
 from cooc.reranking import EXPANSIONS, RERANKERS, alpha_expansion, expand, rerank
 
 __all__ = ["Match", "Options", "Results", "find_duplicates", "find_matches", "unit"]
@@ -109,10 +109,10 @@ def _nearest(store: Store, query: Vectors, k: int, where: Filter | None, without
 
 
 def _still_there(store: Store, ids: list[str]) -> tuple[list[str], Vectors]:
-    """With their vectors; without those that another process has removed since they were found."""
+    """With their vectors; without those that another process has removed since, or whose vectors are damaged."""
     while True:
         try:
-            return ids, store.vectors(ids)
+            return intact(store, ids)
         except InputError:
             left = [name for name, record in zip(ids, store.get(ids), strict=True) if record is not None]
             if len(left) == len(ids):

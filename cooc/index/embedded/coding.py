@@ -1,13 +1,13 @@
 """How the embedded engine writes a vector: what SQLite keeps and what is searched are the same bytes.
 
-    float32     4 bytes for each number, as described
+    float32     4 bytes for each dimension, as described
     float16     2
-    int8        1: 256 levels from -12 to 12 standard deviations of a whitened vector's numbers
-    int4        1/2: 16 levels, 0.3352 standard deviations apart: the best for normal numbers (Max 1960)
-    pq          1/4: product quantisation, 256 centroids for every four numbers
+    int8        1: 256 levels from -12 to 12 standard deviations of a whitened vector's values
+    int4        1/2: 16 levels, 0.3352 standard deviations apart: the best for normal values (Max 1960)
+    pq          1/4: product quantisation, 256 centroids for every four dimensions
 
 Nothing is learned from an index. For int4 and pq a vector is turned first, by random signs and a Hadamard matrix: that
-keeps products, and makes the numbers of any vector alike, close to normal with variance 1/D. So levels and centroids
+keeps products, and makes the values of any vector alike, close to normal with variance 1/D. So levels and centroids
 are those of the normal distribution, for the first picture as for the millionth. faiss reads these codes as they are.
 The product of a vector with its coarse code would be less than 1, by the share that is lost; so the vector is
 lengthened by as much before it is coded, and scores mean the same whatever the storage.
@@ -32,13 +32,13 @@ Codes = NDArray[np.uint8]  # (n, width)
 KINDS = {"float16": "QT_fp16", "int8": "QT_8bit_uniform", "int4": "QT_4bit_uniform"}
 RANGES = {"float16": (), "int8": (-12.0, 24.0), "int4": (-8 * 0.3352, 15 * 0.3352)}  # lowest, width; of unit variance
 OFF = {"float16": 0.01, "int8": 0.02, "int4": 0.1, "pq": 0.3}  # that the product of a vector and its code may be
-GROUP = 4  # numbers that share a centroid
+GROUP = 4  # dimensions that share a centroid
 KEPT = 0.90235  # of a normal vector by its centroids; these are longer by as much
 
 
 @dataclass(frozen=True)
 class Coding:
-    """Vectors of `dim` numbers -> codes (n, width), and back."""
+    """Vectors of `dim` dimensions -> codes (n, width), and back."""
 
     name: str
     dim: int
@@ -47,7 +47,7 @@ class Coding:
         if self.name not in STORAGES:
             raise UnknownNameError("storage", self.name, STORAGES)
         if self.name == "pq" and self.dim % GROUP:
-            raise InputError(f"Storage pq needs vectors of 4, 8, 12, ... numbers, not of {self.dim}: choose int4.")
+            raise InputError(f"Storage pq needs vectors of 4, 8, 12, ... dimensions, not {self.dim}: choose int4.")
 
     @property
     def plain(self) -> bool:

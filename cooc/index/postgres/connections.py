@@ -75,7 +75,7 @@ class Query(np.ndarray[Any, np.dtype[np.float32]]):
 
 
 class QueryDumper(Dumper):
-    """pgvector's binary format: dimensions, zero, then the numbers."""
+    """pgvector's binary format: dimensions, zero, then the values."""
 
     format = Format.BINARY
 
@@ -270,7 +270,8 @@ class Server:
                     message = f"The server's disk is full ({text}). What was committed is kept: free some space."
                     raise StoreError(f"{shown}: {message}") from error
                 case errors.DataCorrupted() | errors.IndexCorrupted():
-                    message = f"The index is damaged ({text}). Restore the database, or index the pictures again."
+                    message = f"The index is damaged ({text}). Restore the database, or drop the schema and put a"
+                    message += f" snapshot in its place: cooc restore SNAPSHOT '{shown}'."
                     raise StoreDamagedError(f"{shown}: {message}") from error
                 case errors.InsufficientPrivilege():
                     message = f"The user may not do this ({text}). GRANT it, or use another one."
