@@ -570,6 +570,8 @@ def test_snapshot(filled: tuple[Store, Model], tmp_path: Path) -> None:
     store, model = filled
     store.remove([model.records()[0].path])
     model.remove([model.records()[0].path])
+    store.note("curve", {"a": 1})
+    store.report_bad([BadFile("bad.jpg", 1, 2, "truncated", "2020-01-01T00:00:00+00:00")])
     copy = str(tmp_path / "copy")
     store.snapshot(copy)
     with pytest.raises(StoreError, match="exists already"):
@@ -579,6 +581,9 @@ def test_snapshot(filled: tuple[Store, Model], tmp_path: Path) -> None:
         assert opened.meta == META
         assert list(opened.records()) == model.records()
         assert opened.verify() == []
+        assert opened.notes() == {"curve": {"a": 1}}
+        assert list(opened.bad_files()) == list(store.bad_files())
+        assert {(f.sha256, f.path): f.tags for f in opened.forgotten()} == model.forgotten
         assert_same_search(opened, model, random_vectors(3, seed=4), 10)
         opened.remove([model.records()[0].path])
     assert len(store) == 0
