@@ -32,10 +32,11 @@ def least(
     expected: Sequence[Collection[_T]],
     search: Callable[[int], Sequence[Collection[_T]]],
 ) -> int:
-    """The least of the efforts with which `search` finds what it should; the last one where none does."""
+    """The first of the efforts with which `search` finds what it should, or the last; 0 where there are none."""
+    effort = 0
     for effort in efforts:
         hits = [len(set(a) & set(b)) / max(1, len(a)) for a, b in zip(expected, search(effort), strict=True)]
-        if np.mean(hits) >= RECALL:
+        if sum(hits) >= RECALL * len(hits):
             break
     return effort
 

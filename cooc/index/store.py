@@ -206,7 +206,12 @@ class SearchResult(NamedTuple):
 class Store(Protocol):
     """An open index. Changes come one transaction for each call: wholly there or not at all, whatever happens.
 
-    A store may be read from many threads and processes while one process writes; each call sees one committed state.
+    An engine without transactions (Milvus) says so, and gives less: a call is checked as a whole before anything is
+    written, and then comes about image by image. Each image is wholly as it was or as it is to be, and none is lost; a
+    call that was cut short is completed by calling again.
+
+    A store may be read from many threads and processes while one process writes; each call sees one committed state, or
+    committed images.
     Errors are those of `cooc.errors`; `InputError` for what the caller gave, `StoreError` for the rest.
     """
 
@@ -223,7 +228,7 @@ class Store(Protocol):
         """
 
     def add_all(self, blocks: Iterable[Block]) -> int:
-        """`add` for many blocks as one change, all or nothing; how many images. It may walk the blocks twice."""
+        """`add` for many blocks as one change, all or nothing (see above); how many images. It may walk them twice."""
         ...
 
     def remove(self, paths: Iterable[str]) -> int:

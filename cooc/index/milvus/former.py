@@ -62,16 +62,15 @@ def copy(server: Server, dim: int, store: Store) -> None:
 
 def take_place(server: Server) -> None:
     """The copy gets the name of what it was copied from."""
-    server.ask(lambda client: client.drop_collection(server.address.name))
-    taken_up(server)
+    server.ask("drop_collection")
+    take_up(server)
 
 
-def taken_up(server: Server) -> dict[str, str]:
+def take_up(server: Server) -> None:
     """The end of a move that was cut short between dropping the old collection and renaming the new one."""
-    old, new = server.address.name, beside(server.address).name
-    if server.ask(lambda client: client.has_collection(new)):
-        server.ask(lambda client: client.rename_collection(new, old))
-    return server.properties()
+    new = beside(server.address).name
+    if not server.ask("has_collection") and server.ask("has_collection", name=new):
+        server.ask("rename_collection", server.address.name, name=new)
 
 
 def _counting(state: dict[str, Any]) -> Callable[[int], bool]:

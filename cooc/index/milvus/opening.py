@@ -40,23 +40,23 @@ def prepare_collection(where: Address, dim: int) -> None:
     if dim > DIMENSIONS:
         raise InputError(f"Milvus holds up to {DIMENSIONS} dimensions, not {dim}: use another recipe or engine.")
     with closing(Server(where)) as server:
-        if META in server.properties():
-            raise StoreError(f"There is an index at {where.shown} already: open it, or drop the collection first.")
-        if server.ask(lambda client: client.has_collection(where.name)):
-            fields = {field["name"]: field["params"].get("dim") for field in server.describe()["fields"]}
-            if set(fields) != set(rows.ALL) or fields["vector"] != dim:
-                raise StoreError(f"There is another collection at {where.shown} already: choose another name.")
-        else:
+        if not server.ask("has_collection"):
             options: dict[str, Any] = {} if where.lite else {"num_shards": where.shards}
-            made = rows.schema(dim)
-            server.ask(lambda client: client.create_collection(where.name, schema=made, **options))
+            server.ask("create_collection", schema=rows.schema(dim), **options)
+        found = server.ask("describe_collection")
+        if META in found["properties"]:
+            raise StoreError(f"There is an index at {where.shown} already: open it, or drop the collection first.")
+        fields = {field["name"]: field["params"].get("dim") for field in found["fields"]}
+        if set(fields) != set(rows.ALL) or fields["vector"] != dim:
+            raise StoreError(f"There is another collection at {where.shown} already: choose another name.")
         structures.build(server, "FLAT", dim)
 
 
 def _opened(where: Address, write: bool) -> MilvusStore:
     server = Server(where)
     try:
-        found = server.properties() or former.taken_up(server)
+        former.take_up(server)
+        found = server.properties()
         if META not in found:
             raise server.missing()
         meta = _meta(found[META], where)
@@ -88,7 +88,7 @@ def _move(server: Server, meta: StoreMeta) -> None:
     there = former.beside(server.address)
     with closing(Server(server.address)) as old, closing(Server(there)) as new:
         old.become_writer()
-        begun = META in new.properties()
+        begun = new.ask("has_collection") and META in new.properties()
         with _opened(there, write=True) if begun else _created(there, replace(meta, format=FORMAT)) as copy:
             former.copy(old, meta.dim, copy)
     former.take_place(server)

@@ -74,7 +74,8 @@ class Search:
 
     def _candidates(self, best: list[Best], which: list[int], fetch: int) -> list[int]:
         """Put what the server finds into `best`; return those for which that may not be all."""
-        hits = self.server.search(
+        hits = self.server.read(
+            "search",
             data=np.stack([best[row].query for row in which]),
             limit=fetch,
             filter=self.condition,

@@ -31,13 +31,10 @@ _T = TypeVar("_T")
 Row = dict[str, Any]
 
 WRITER, KEPT = "cooc.writer", "cooc.kept"  # properties of the collection
-BEAT, EXPIRY = (
-    60.0,
-    600.0,
-)  # seconds between signs of life of a writer at work, and without them until it counts as dead
+BEAT, EXPIRY = 60.0, 600.0  # seconds between a working writer's signs of life, and after which it is taken for dead
 SETTLE = 0.2  # seconds after which nobody who saw the writer's place free can still be about to take it
 LIMIT = 16_384  # rows that one request gives at most
-FRESH = 2.0  # seconds for which others' changes may stay unseen
+LAG = 10.0  # seconds; more than "Bounded" is ever behind (5 as it comes: common.gracefulTime)
 
 # Codes of pkg/util/merr/errors.go in Milvus, and of gRPC. All others may pass: a server that starts, loads or moves a
 # collection has dozens of them, and "unexpected" (65535) is one.
@@ -73,15 +70,17 @@ class Server:
 
     # requests
 
-    def ask(self, call: Callable[[MilvusClient], _T]) -> _T:
+    def ask(self, call: str, *arguments: Any, name: str | None = None, **options: Any) -> Any:
+        """One of MilvusClient's methods, on this collection if no other is named."""
         if self._client is None:
             raise StoreError(f"The index at {self.address.shown} has been closed: open it again.")
-        client = self._client
-        return self._patiently(lambda: call(client))
+        method = getattr(self._client, call)
+        options = {"timeout": self.address.timeout} | options
+        return self._patiently(lambda: method(name or self.address.name, *arguments, **options))
 
     def query(self, condition: str, fields: list[str], limit: int | None) -> list[Row]:
         options = {} if limit is None else {"limit": limit}
-        return list(self._read("query", filter=condition, output_fields=fields, **options))
+        return list(self.read("query", filter=condition, output_fields=fields, **options))
 
     def pages(self, condition: str, fields: list[str], size: int, after: str = "") -> Iterator[Row]:
         """Rows in the order of their keys. A page may be short, where an upsert is under way: Milvus counts the row
@@ -97,50 +96,36 @@ class Server:
         found = self.query(f"key in {json.dumps(keys)}", fields, None) if keys else []
         return sorted(found, key=lambda row: str(row["key"]))
 
-    def search(self, **request: Any) -> list[Any]:
-        return list(self._read("search", **request))
+    def read(self, call: str, **request: Any) -> Any:
+        """What we changed is always seen, what others did soon.
 
-    def _read(self, call: str, **request: Any) -> Any:
-        """What we changed ourselves is always seen, what others did after `FRESH` at the latest.
-
-        A strong read waits for the server's clock, 200 ms as it comes; one that follows it takes 2. ("Session" alone
-        would not do: up to 2.3, the server does not say when a deletion was.)
+        A strong read waits for the server's clock, 200 ms as it comes, and so is only the first one, also after each
+        change. From then on "Session" contains what we wrote, on every node and after a restart, but not what we
+        deleted (2.3 does not say when that was); later "Bounded" does, which is seconds behind at most. Neither waits.
         """
         began = time.monotonic()
-        strong = self._strong <= self._changed or began - self._strong > FRESH
-        request |= {"consistency_level": "Strong" if strong else "Session", "timeout": self.address.timeout}
-        found = self.ask(lambda client: getattr(client, call)(self.address.name, **request))
+        strong = self._strong <= self._changed
+        level = "Strong" if strong else "Session" if began - self._changed < LAG else "Bounded"
+        found = self.ask(call, consistency_level=level, **request)
         if strong:
             self._strong = max(self._strong, began)
         return found
 
-    def upsert(self, rows: list[Row]) -> None:
-        self._change("upsert", data=rows)
-
-    def delete(self, **which: Any) -> None:
-        self._change("delete", **which)
-
-    def _change(self, call: str, **request: Any) -> None:
+    def change(self, call: str, **request: Any) -> None:
         try:
-            self.ask(lambda client: getattr(client, call)(self.address.name, timeout=self.address.timeout, **request))
+            self.ask(call, **request)
         finally:
             self._changed = time.monotonic()
 
     def properties(self) -> dict[str, str]:
-        """Those of the collection; empty when there is none."""
-        try:
-            return dict(self.describe()["properties"])
-        except StoreMissingError:
-            return {}
-
-    def describe(self) -> dict[str, Any]:
-        return dict(self.ask(lambda client: client.describe_collection(self.address.name)))
+        """Those of the collection."""
+        return dict(self.ask("describe_collection")["properties"])
 
     def put(self, properties: dict[str, str]) -> None:
         """Up to 2.3.5, Milvus writes to its disk what there was before a change (its issue 30144). So a second one,
         of nothing, makes the first survive the server."""
         for part in (properties, {KEPT: ""}):
-            self.ask(lambda client, part=part: client.alter_collection_properties(self.address.name, part))  # type: ignore[misc]
+            self.ask("alter_collection_properties", part)
 
     # one writer
 
@@ -170,10 +155,11 @@ class Server:
                 raise self._locked(holder)
             if time.time() - holder["beat"] > BEAT:
                 self._beat(self._mine)
+            self._strong = -math.inf  # what is read now is written back
             yield
 
     def _holder(self) -> dict[str, Any]:
-        return dict(json.loads(self.describe()["properties"].get(WRITER, "{}")))
+        return dict(json.loads(self.properties().get(WRITER, "{}")))
 
     def _locked(self, holder: dict[str, Any]) -> StoreLockedError:
         who = f"process {holder['pid']} on {holder['machine'].split()[0]}" if "pid" in holder else "it has just begun"

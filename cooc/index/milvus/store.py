@@ -164,12 +164,12 @@ class MilvusStore:
 
     def _upsert(self, changed: Iterable[Row]) -> None:
         for block in rows.blocks(changed, self._block):
-            self._server.upsert(block)
+            self._server.change("upsert", data=block)
 
     def _delete(self, keys: Iterable[str]) -> int:
         keys = list(keys)
         for block in rows.blocks(keys, PAGE):
-            self._server.delete(ids=block)
+            self._server.change("delete", ids=block)
         return len(keys)
 
     # questions
@@ -197,8 +197,7 @@ class MilvusStore:
         return map(rows.bad_file, self._server.pages(rows.of_kind(rows.BAD), rows.REPORT, PAGE))
 
     def notes(self) -> dict[str, Any]:
-        properties = self._server.describe()["properties"]
-        found = {name: json.loads(text) for name, text in properties.items() if name.startswith(NOTE)}
+        found = {name: json.loads(text) for name, text in self._server.properties().items() if name.startswith(NOTE)}
         return {name.removeprefix(NOTE): value for name, value in found.items() if value is not None}
 
     def forgotten(self) -> Iterator[Forgotten]:
@@ -289,18 +288,19 @@ class MilvusStore:
     def compact(self) -> None:
         server = self._server
         with server.writing():
-            server.delete(filter=f'{rows.of_kind(rows.FORGOTTEN)} and text < "{long_ago()}"')
+            server.change("delete", filter=f'{rows.of_kind(rows.FORGOTTEN)} and text < "{long_ago()}"')
             now = structures.current(server)
             if (kind := structures.wanted(server, len(self), now.kind)) != now.kind:
                 self._change_structure(now, kind)
             elif not server.address.lite:
-                server.ask(lambda client: client.compact(server.address.name))
+                server.ask("compact")
 
     def _change_structure(self, now: Structure, kind: str) -> None:
         """The new one is to find what the one before it finds."""
         share = min(1.0, 2 * effort.SAMPLE / max(1, len(self)))  # ids are as good as random
         some = self._server.query(f'{rows.images()} and id < "{int(share * 0xFFFFFFFF):08x}~"', VECTOR, effort.SAMPLE)
-        queries = effort.views(rows.matrix(some, self.meta.dim)[0])
+        vectors, sound = rows.matrix(some, self.meta.dim)
+        queries = effort.views(vectors[sound])
         expected = self._search(queries, effort.NEIGHBOURS, None, False, now).ids
         structures.replace(self._server, kind, self.meta.dim)
         level = effort.least(

@@ -28,8 +28,8 @@ class Structure(NamedTuple):
 
 
 def current(server: Server) -> Structure:
-    found = server.ask(lambda client: client.describe_index(server.address.name, "vector"))
-    return Structure(str(found["index_type"]) if found else "", int(server.describe()["properties"].get(EFFORT, "0")))
+    found = server.ask("describe_index", "vector")
+    return Structure(str(found["index_type"]) if found else "", int(server.properties().get(EFFORT, "0")))
 
 
 def wanted(server: Server, images: int, now: str) -> str:
@@ -49,29 +49,28 @@ def build(server: Server, kind: str, dim: int) -> None:
         "IVF_PQ": {"nlist": 2048, "m": _divisor(dim), "nbits": 8},  # lists of a segment, 250,000 vectors of 512 numbers
         "DISKANN": {},
     }[kind]
-    name, lite = server.address.name, server.address.lite
+    lite = server.address.lite
     asked = MilvusClient.prepare_index_params()
     asked.add_index("vector", index_type=kind, metric_type="IP", index_name="vector", params=params)
     for field in () if lite else ("id", "sha256"):
         asked.add_index(field, index_type="Trie", index_name=field)
     if current(server).kind != kind:
-        server.ask(lambda client: client.create_index(name, asked, sync=False))
+        server.ask("create_index", asked, sync=False, timeout=None)
     # Loaded before that is built, a collection was at times searched by something coarse (by its settings, the server's
     # interim index): 54 % of the nearest were found, whatever the effort.
-    while (found := server.ask(lambda client: client.describe_index(name, "vector")))["state"] != "Finished":
+    while (found := server.ask("describe_index", "vector"))["state"] != "Finished":
         if found["state"] == "Failed":
             raise StoreError(f"The server of {server.address.shown} could not build {kind}: {found}")
         time.sleep(0.1)
     copies: dict[str, Any] = {} if lite else {"replica_number": server.address.replicas}
-    server.ask(lambda client: client.load_collection(name, **copies))
+    server.ask("load_collection", timeout=None, **copies)
 
 
 def replace(server: Server, kind: str, dim: int) -> None:
     """Searching has to wait meanwhile."""
-    name = server.address.name
-    server.ask(lambda client: client.flush(name))
-    server.ask(lambda client: client.release_collection(name))
-    server.ask(lambda client: client.drop_index(name, "vector"))
+    server.ask("flush", timeout=None)
+    server.ask("release_collection")
+    server.ask("drop_index", "vector")
     build(server, kind, dim)
 
 
