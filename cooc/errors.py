@@ -3,7 +3,8 @@
     CoocError                       exit code 1
     ├── InputError                  2   something that the caller gave is wrong
     │   ├── UnknownNameError        2   no such recipe, backbone, pooling, ...: the nearest spelling is offered
-    │   ├── ImageError              2   a picture that cannot be read
+    │   ├── ImageError              2   a picture that cannot be decoded: its content is wrong
+    │   │   └── UnreadableError     2   not there, not allowed, or just being changed: its content is unknown
     │   └── BoxError                2   a box outside the picture, or empty
     ├── WeightsError                4   network weights missing, damaged or not the expected ones
     ├── WhiteningError              2   whitening that cannot be fitted, or does not fit the vectors
@@ -39,6 +40,7 @@ __all__ = [
     "StoreMismatchError",
     "StoreMissingError",
     "UnknownNameError",
+    "UnreadableError",
     "WeightsError",
     "WhiteningError",
 ]
@@ -62,9 +64,17 @@ class UnknownNameError(InputError):
         near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         super().__init__(f"Unknown {kind} {name!r}.{hint} Choices: {', '.join(known)}.")
+        self._made_of = kind, name, known
+
+    def __reduce__(self) -> tuple[type[UnknownNameError], tuple[str, object, list[str]]]:
+        return type(self), self._made_of  # errors come from other processes, too
 
 
 class ImageError(InputError):
+    pass
+
+
+class UnreadableError(ImageError):
     pass
 
 

@@ -1,0 +1,125 @@
+"""Whose fault is it when a file cannot be read? Only what is wrong with its content may ever be remembered.
+
+    ImageError        its content is no picture, and stays none until the file changes
+    UnreadableError   the path leads nowhere, or may not be followed: nothing is known about the content
+    MachineError      memory, file handles, a disk or a network fail: nothing is wrong with the file
+
+Pillow's own errors are OSErrors too, but have no errno: what has one comes from the system. Some decoders call it
+damage when they get no memory, so before a file is blamed, the machine is asked whether it has any left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from cooc.errors import CoocError, ImageError, MachineError, UnreadableError
+
+__all__ = ["blame", "check_regular", "exhausted", "is_machine", "machine_error", "open_regular"]
+
+# What the system says about a path, not about the disk that it lies on.
+_PATHS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+_PATH = frozenset((errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO))
+# What a file makes the system say: a header that sends a decoder before the beginning, a size beyond all limits.
+_CONTENT = frozenset((None, errno.EINVAL, errno.EOVERFLOW, errno.EFBIG))
+_NETWORK = (TimeoutError, ConnectionError)  # often without errno
+# Out of memory or threads, in the words of Pillow's decoders and of Python.
+_OUT_OF = ("out of memory", "can't start new thread", "can't allocate lock")
+
+SPARE_BYTES = 32 << 20  # that a decoder takes for itself, besides the pixels
+SPARE_FILES = 8
+
+
+def blame(error: Exception, name: str, pixels: int = 0, content: ImageError | None = None) -> CoocError:
+    """The error as one of the three; `content`: what to say if it is the file's own fault.
+
+    `pixels`: how many the picture has, as far as that is known.
+    """
+    if isinstance(error, CoocError):
+        return error
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    if is_machine(error):
+        return machine_error(name, reason)
+    if isinstance(error, FileNotFoundError):
+        return UnreadableError(f"{name} does not exist. Check the path.")
+    if _is_path(error):
+        return UnreadableError(f"{name} cannot be read ({reason}). Check the path and its permissions.")
+    if lacking := exhausted(pixels):
+        return machine_error(name, lacking)
+    return content or ImageError(f"{name} is damaged or incomplete ({reason}). Copy it again from where it came.")
+
+
+def machine_error(name: str, reason: str) -> MachineError:
+    return MachineError(
+        f"{name} could not be read on this machine ({reason}); nothing is known to be wrong with it. "
+        "Free memory or file handles, check the disk or the network, and try again."
+    )
+
+
+def is_machine(error: BaseException) -> bool:
+    """Did the machine fail, here or in what led to this error? Decoders turn one exception into another."""
+    return any(map(_is_machine, _chain(error)))
+
+
+def _is_machine(error: BaseException) -> bool:
+    if isinstance(error, (MachineError, MemoryError, *_NETWORK)):
+        return True
+    if isinstance(error, OSError) and error.errno not in _CONTENT:
+        return not _is_path(error)
+    return isinstance(error, (OSError, RuntimeError)) and any(words in str(error).lower() for words in _OUT_OF)
+
+
+def _is_path(error: BaseException) -> bool:
+    return isinstance(error, _PATHS) or (isinstance(error, OSError) and error.errno in _PATH)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def exhausted(pixels: int = 0) -> str:
+    """What this machine has run out of, if it could not decode any picture of so many pixels now."""
+    try:
+        np.empty(SPARE_BYTES + 16 * pixels, np.uint8)  # JPEG 2000 takes most; what is not touched costs nothing
+    except MemoryError:
+        return os.strerror(errno.ENOMEM)
+    files: list[int] = []
+    try:
+        for _ in range(SPARE_FILES):
+            files.append(os.open(os.devnull, os.O_RDONLY))  # noqa: PERF401
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        for file in files:
+            os.close(file)
+    return ""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file, opened for reading. Whatever else has its name is refused unopened: a pipe would be waited for."""
+    check_regular(path.stat().st_mode, repr(str(path)))
+    # Should it have become a pipe since, it is opened without waiting, and then refused.
+    stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: PTH123, SIM115
+    try:
+        check_regular(os.fstat(stream.fileno()).st_mode, repr(str(path)))
+    except UnreadableError:
+        stream.close()
+        raise
+    return stream
+
+
+def check_regular(mode: int, name: str) -> None:
+    if stat.S_ISDIR(mode):
+        raise UnreadableError(f"{name} is a folder, not a picture. Give one of its files.")
+    if not stat.S_ISREG(mode):
+        raise UnreadableError(f"{name} is not a regular file. Give a file, or pass a pipe as a stream.")
