@@ -28,10 +28,12 @@ from cooc import __version__
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreMissingError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
+from cooc.index.away import away_folders, forget_marks, which_are_away
+from cooc.index.engine import Engine, Here
 from cooc.index.export import import_index, read_meta
+from cooc.index.report import Progress, Report, Stop
 from cooc.index.shortlist import Match, Options, Results, find_duplicates, find_matches, unit
 from cooc.index.store import Filter, Record, Store, StoreMeta, Vectors, check_same
-from cooc.index.sync import Engine, Here, Progress, Report, Stop
 from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture
@@ -56,7 +58,9 @@ class Status:
     recipe: str
     dim: int
     images: int
+    away: dict[str, str]  # folders whose pictures are not there now, but may come back, and since when
     bad: int
+    failed: int  # files that a machine failed on: the next run tries again
     bytes: int | None  # on disk, where that can be told
     calibrated: bool  # are there match probabilities?
     created: str
@@ -197,6 +201,8 @@ class ImageSearch:
         workers: int | None = None,
         engine: Engine | None = None,
         keep_missing: bool = False,
+        prune: bool = False,
+        retry: bool = False,
         follow: bool = False,
         progress: Progress | None = None,
         stop: Stop | None = None,
@@ -211,6 +217,8 @@ class ImageSearch:
             engine or Here(self._get, workers),
             folders,
             keep_missing=keep_missing,
+            prune=prune,
+            retry=retry,
             follow=follow,
             progress=progress,
             stop=stop,
@@ -227,6 +235,7 @@ class ImageSearch:
             while below := [record.path for record in self.store.records(where, limit=BLOCK)]:
                 removed += self.store.remove(below)
             removed += self.store.remove([name]) if name else 0
+        forget_marks(self.store)
         return removed
 
     def tag(self, paths: Iterable[Path_], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int:
@@ -283,7 +292,7 @@ class ImageSearch:
         options = Options(k, expand, rerank, augment, where, min_score, offset)
         images, boxes = _together(image, box)
         query = unit(self.descriptor.describe(images, boxes).numpy().sum(axis=0))
-        return find_matches(self.store, query, options, curve=self.calibration, started=started)
+        return self._with_away(find_matches(self.store, query, options, curve=self.calibration, started=started))
 
     def search_id(
         self,
@@ -304,11 +313,19 @@ class ImageSearch:
         query = (
             self.vectors([id])[0] if box is None else unit(self.descriptor.describe([self.file(id)], [box]).numpy()[0])
         )
-        return find_matches(self.store, query, options, curve=self.calibration, without=id, started=started)
+        found = find_matches(self.store, query, options, curve=self.calibration, without=id, started=started)
+        return self._with_away(found)
 
     def search_vector(self, vector: NDArray[np.float32], k: int = 20, **options: Any) -> Results:
         """The same for a vector (D,) of this descriptor."""
-        return find_matches(self.store, unit(vector), Options(k, **options), curve=self.calibration)
+        return self._with_away(find_matches(self.store, unit(vector), Options(k, **options), curve=self.calibration))
+
+    def _with_away(self, results: Results) -> Results:
+        """It is said of each match whether its file is away."""
+        away = which_are_away(self.store, self.collection, [match.record.entry for match in results.matches])
+        if not away:
+            return results
+        return replace(results, matches=[replace(match, away=match.path in away) for match in results.matches])
 
     def vectors(self, ids: Sequence[str]) -> Vectors:
         return self.store.vectors(ids)
@@ -331,7 +348,9 @@ class ImageSearch:
             recipe=self.meta.recipe,
             dim=self.meta.dim,
             images=len(self.store),
+            away=away_folders(self.store),
             bad=sum(1 for _ in self.store.bad_files()),
+            failed=sync.failed(self.store),
             bytes=self.store.disk_bytes(),
             calibrated=self.calibration is not None,
             created=self.meta.created,

@@ -5,7 +5,7 @@
 
 Memory is bounded by the number of workers and the batch size, never by the number of pictures: items are taken from
 the iterable as there is room for them. Decoding runs in worker processes (a decoder that crashes takes its worker
-along, not the run: the file is reported as bad), or in threads with workers=0, for callers that cannot spawn any.
+along, not the run: the file is found out and reported), or in threads with workers=0, for who cannot spawn any.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cooc.errors import CoocError, ImageError, MachineError
+from cooc.errors import CoocError, MachineError
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture
-from cooc.pictures.worker import Place, Shared, load, start
+from cooc.pictures.worker import Place, Shared, alone, load, start
 
 __all__ = ["Bad", "Batch", "Item", "batches", "decode", "default_workers"]
 
@@ -102,6 +102,9 @@ class Batch:
     def copy_to(self, out: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         """Once: the memory is given back."""
         np.stack([one.pixels for one in self._decoded], out=out)
+        self.give_back()
+
+    def give_back(self) -> None:
         for one in self._decoded:
             one.give_back()
 
@@ -182,7 +185,7 @@ class _Pool:
         place = self.shared.free.pop() if self.shared.free else None  # the one that was used last
         try:
             return _Task(self.executor.submit(load, place, item.picture, size, item.box, min_side), place)
-        except BrokenExecutor as error:  # a worker died since the last result: `_first` sees to it in its turn
+        except (RuntimeError, OSError) as error:  # a worker died, or cannot be started: `_first` sees to it in its turn
             failed: Future[Pixels | tuple[int, ...]] = Future()
             failed.set_exception(error)
             return _Task(failed, place)
@@ -202,17 +205,17 @@ class _Pool:
         except CoocError as error:
             give_back()
             return Bad(item, error)
-        except Exception as error:  # decoders' own have become ImageErrors: this is the pipe, memory, ...
+        except Exception as error:  # decoders' own have been explained: this is the pipe, memory, ...
             give_back()
-            return Bad(item, MachineError(f"It could not be decoded ({type(error).__name__}: {error}). Try again."))
+            return Bad(item, _failed(error))
         if place is None or not isinstance(found, tuple):
             give_back()
             assert not isinstance(found, tuple)
             return _Decoded(item, found, lambda: None)
         return _Decoded(item, self.shared.view(place, found), give_back)
 
-    def anew(self) -> _Pool:
-        """Another one, with memory of its own: a worker that is about to be ended may still write."""
+    def replacement(self) -> _Pool:
+        """With memory of its own: a worker that is about to be ended may still write."""
         self.shutdown()
         return _Pool(*self.arguments)
 
@@ -222,21 +225,30 @@ class _Pool:
 
 
 def _first(pool: _Pool, running: deque[tuple[Item, _Task]]) -> tuple[_Pool, _Decoded | Bad]:
-    """The oldest result. Where a worker died, its pool is made anew and what was under way is decoded one at a time,
-    so that the file which kills a decoder is found out and the others are not blamed for it."""
+    """The oldest result. Where a worker died, its pool is replaced and the oldest picture decoded in a process of its
+    own, so that the file which kills a decoder is found out and the others are not blamed for it."""
     item, task = running.popleft()
     try:
         return pool, pool.result(item, task)
     except BrokenExecutor:
-        pool = pool.anew()
-    result: _Decoded | Bad
-    try:
-        result = pool.result(item, pool.submit(item))
-    except BrokenExecutor:
-        pool = pool.anew()
-        crashed = ImageError("Decoding this picture crashed the decoder. Leave the file out, or save it again.")
-        result = Bad(item, crashed)
+        pool = pool.replacement()
+    result = _alone(item, *pool.arguments[2:])
     again = [(other, pool.submit(other)) for other, _ in running]
     running.clear()
     running.extend(again)
     return pool, result
+
+
+def _alone(item: Item, size: int, min_side: int) -> _Decoded | Bad:
+    try:
+        found = alone(load, None, item.picture, size, item.box, min_side)
+    except Exception as error:
+        return Bad(item, _failed(error))
+    if isinstance(found, CoocError):
+        return Bad(item, found)
+    assert not isinstance(found, tuple)
+    return _Decoded(item, found, lambda: None)
+
+
+def _failed(error: Exception) -> MachineError:
+    return MachineError(f"It could not be decoded on this machine ({type(error).__name__}: {error}). Try again.")

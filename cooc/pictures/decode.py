@@ -284,6 +284,7 @@ def _blaming(name: str) -> Iterator[None]:
 @contextmanager
 def _stream(picture: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> Iterator[BinaryIO]:
     """A seekable stream at its beginning, with something in it. Streams of the caller are read, never closed."""
+    stream: BinaryIO
     with ExitStack() as stack:
         if isinstance(picture, (str, os.PathLike)):
             stream = stack.enter_context(open_regular(Path(os.fsdecode(picture))))

@@ -14,8 +14,8 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def exhausted(pixels: int = 0) -> str:
     files: list[int] = []
     try:
         for _ in range(SPARE_FILES):
-            files.append(os.open(os.devnull, os.O_RDONLY))  # noqa: PERF401
+            files.append(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
         return error.strerror or str(error)
     finally:
@@ -105,17 +105,21 @@ def exhausted(pixels: int = 0) -> str:
     return ""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """A file, opened for reading. Whatever else has its name is refused unopened: a pipe would be waited for."""
     check_regular(path.stat().st_mode, repr(str(path)))
     # Should it have become a pipe since, it is opened without waiting, and then refused.
-    stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: PTH123, SIM115
+    stream = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
     try:
         check_regular(os.fstat(stream.fileno()).st_mode, repr(str(path)))
     except UnreadableError:
         stream.close()
         raise
     return stream
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def check_regular(mode: int, name: str) -> None:

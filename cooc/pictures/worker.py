@@ -12,17 +12,22 @@ import os
 import signal
 import threading
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from cooc.errors import CoocError, ImageError, MachineError
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture, load_image
 from cooc.pictures.malloc import keep_memory
 
-__all__ = ["Place", "Shared", "load", "start"]
+__all__ = ["Place", "Shared", "alone", "load", "start"]
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]  # (H, W, 3)
+T = TypeVar("T")
+CRASHES = ("SIGSEGV", "SIGILL", "SIGFPE")  # a program ends so by what it was given; by others, it was ended
 
 _memory: mmap.mmap | None = None  # in a worker: that of its parent
 
@@ -95,3 +100,50 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def alone(call: Callable[..., T], *arguments: object) -> T | CoocError:
+    """A call in a process that does nothing else, for what was under way when a process of many died.
+
+    Should this one die, too, it died of that; but a process that was killed, gave up or never got ready (memory, file
+    handles) says nothing about what it was given.
+    """
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_answer, args=(there,), daemon=True)
+    process.start()
+    there.close()  # the other process has it now: when that ends, so does the pipe
+    ready = False
+    try:
+        ready = here.recv()
+        here.send((call, arguments))
+        result: T | Exception = here.recv()
+    except (EOFError, ConnectionError):
+        process.join()
+        return _why(process.exitcode or 0, ready)
+    finally:
+        here.close()
+    process.join()
+    if isinstance(result, Exception) and not isinstance(result, CoocError):
+        raise result
+    return result
+
+
+def _answer(pipe: Connection) -> None:
+    start()
+    pipe.send(True)
+    call, arguments = pipe.recv()
+    try:
+        result = call(*arguments)
+    except Exception as error:
+        result = error
+    pipe.send(result)
+
+
+def _why(code: int, ready: bool) -> CoocError:
+    name = {one.value: one.name for one in signal.Signals}.get(-code, f"code {code}")
+    if ready and name in CRASHES:
+        return ImageError(f"This picture crashes its decoder ({name}). Leave the file out, or save it again.")
+    return MachineError(
+        f"The process that read this picture ended without an answer ({name}). "
+        "Memory may be short: free some, or use fewer --workers, and try again."
+    )
