@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 PARTIAL = 3  # exit code: done, some files left out and reported
 
@@ -53,6 +54,16 @@ class CoocError(Exception):
 
     exit_code = 1
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors come from other processes, too, whatever their classes are made with."""
+        return _remade, (type(self), self.args, self.__dict__)
+
+
+def _remade(kind: type[CoocError], words: tuple[object, ...], state: dict[str, object]) -> CoocError:
+    error = kind.__new__(kind, *words)
+    error.__dict__.update(state)
+    return error
+
 
 class InputError(CoocError, ValueError):
     exit_code = 2
@@ -66,10 +77,6 @@ class UnknownNameError(InputError):
         near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         super().__init__(f"Unknown {kind} {name!r}.{hint} Choices: {', '.join(known)}.")
-        self._made_of = kind, name, known
-
-    def __reduce__(self) -> tuple[type[UnknownNameError], tuple[str, object, list[str]]]:
-        return type(self), self._made_of  # errors come from other processes, too
 
 
 class ImageError(InputError):

@@ -19,7 +19,7 @@ from cooc.index.store import Record
 from cooc.pictures import Collection, Entry
 from cooc.pictures.decode import ImageInfo, Picture, image_info
 from cooc.pictures.faults import blame, is_machine
-from cooc.pictures.worker import alone, start
+from cooc.pictures.worker import Alone, start
 
 __all__ = ["CHANGED", "READERS", "Candidate", "Examined", "Reader", "examine"]
 
@@ -116,11 +116,12 @@ class Reader:
                 raise
             if pool is self.pool and self.chunk > 1:
                 self._replace()
-            return [self._alone(one) for one in chunk]
+            with Alone() as process:
+                return [self._alone(process, one) for one in chunk]
 
-    def _alone(self, one: Candidate) -> Examined:
+    def _alone(self, process: Alone, one: Candidate) -> Examined:
         try:
-            found = alone(examine, self.collection, one)
+            found = process.call(examine, self.collection, one)
         except Exception as error:
             if not is_machine(error):
                 raise

@@ -144,6 +144,7 @@ class _Run:
         self.failed_before = dict.fromkeys(store.notes().get(FAILED, ()))  # in their order
         self.failed: dict[str, None] = {}
         self.in_a_row = Counter[str]()  # failures of this machine, by what it was to do
+        self.failure: MachineError | None = None  # after too many: no further file is taken
         self.started = self.committed = self.shown = time.monotonic()
         self.pending = Changes()
 
@@ -195,12 +196,16 @@ class _Run:
             for seen, result in described:
                 self._take(seen, result)
                 self._tick()
+                if self.in_a_row["described"] >= FAILURES:
+                    break
                 if self.stop is not None and self.stop():  # much has been read ahead by now, and describing takes long
                     self.report.interrupted = True
                     return
         finally:
             if isinstance(described, Generator):  # ends its processes at once, whatever ended the run
                 described.close()
+        if self.failure is not None:
+            raise self.failure
 
     def _changed(self, files: Iterable[Entry]) -> Iterator[Candidate]:
         """Without the files whose size and time are those that the index knows."""
@@ -210,6 +215,8 @@ class _Run:
             for file, known in zip(chunk, self.store.find([file.name for file in chunk]), strict=True):
                 if self.stop is not None and self.stop():
                     self.report.interrupted = True
+                    return
+                if self.failure is not None:  # what was read before is described still
                     return
                 self.report.found += 1
                 bad, damaged = self.known_bad.get(file.name), file.name in self.damaged
@@ -227,6 +234,8 @@ class _Run:
                     yield Candidate(file, known, damaged)
             self._tick()
         for candidate in last:
+            if self.failure is not None:
+                return
             del self.failed_before[candidate.file.name]
             yield candidate
 
@@ -325,8 +334,8 @@ class _Run:
         self.report.failed += 1
         self.failed[name] = None
         self.in_a_row[step] += 1
-        if self.in_a_row[step] >= FAILURES:
-            raise MachineError(
+        if self.in_a_row[step] >= FAILURES and self.failure is None:
+            self.failure = MachineError(
                 f"{FAILURES} files in a row could not be {step} on this machine, so the run was ended. What was done "
                 f"before is kept, nothing was forgotten: run it again when the machine is well. The last one: {error}"
             )

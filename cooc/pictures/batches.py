@@ -24,7 +24,7 @@ import numpy as np
 from cooc.errors import CoocError, MachineError
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture
-from cooc.pictures.worker import Place, Shared, alone, load, start
+from cooc.pictures.worker import Alone, Place, Shared, load, start
 
 __all__ = ["Bad", "Batch", "Item", "batches", "decode", "default_workers"]
 
@@ -241,7 +241,8 @@ def _first(pool: _Pool, running: deque[tuple[Item, _Task]]) -> tuple[_Pool, _Dec
 
 def _alone(item: Item, size: int, min_side: int) -> _Decoded | Bad:
     try:
-        found = alone(load, None, item.picture, size, item.box, min_side)
+        with Alone() as process:
+            found = process.call(load, None, item.picture, size, item.box, min_side)
     except Exception as error:
         return Bad(item, _failed(error))
     if isinstance(found, CoocError):

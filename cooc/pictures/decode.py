@@ -35,7 +35,7 @@ from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 
 from cooc.errors import CoocError, ImageError, InputError
 from cooc.pictures.boxes import Box, clip
-from cooc.pictures.faults import blame, exhausted, is_machine, machine_error, open_regular
+from cooc.pictures.faults import blame, exhausted, is_machine, machine_error, open_regular, read_failure
 
 __all__ = [
     "EXTENSIONS",
@@ -244,6 +244,7 @@ def _opened(picture: Picture, max_pixels: int) -> Iterator[Image.Image]:
     """The picture, its header read and checked, not yet decoded. What the body throws is explained, too."""
     name = _name(picture)
     pixels = 0
+    stream: BinaryIO | None = None
     with ExitStack() as stack:
         try:
             stack.enter_context(_pillow_switches(max_pixels))
@@ -257,18 +258,20 @@ def _opened(picture: Picture, max_pixels: int) -> Iterator[Image.Image]:
             _check_size(image.size, max_pixels, name)
             pixels = image.width * image.height
             yield image
+            if failure := read_failure(stream):
+                raise failure
         except UnidentifiedImageError as error:
             unknown = ImageError(
                 f"{name} is not a picture in a known format, or its beginning is damaged. "
                 "Open it in a viewer and save it as JPEG or PNG, or remove it."
             )
-            raise blame(error, name, content=unknown) from error
+            raise blame(read_failure(stream) or error, name, content=unknown) from error
         except Image.DecompressionBombError as error:
             raise ImageError(_too_large(name, "more", max_pixels)) from error
         except CoocError:
             raise
         except Exception as error:  # hostile files make decoders throw anything: struct.error, RecursionError, ...
-            raise blame(error, name, pixels) from error
+            raise blame(read_failure(stream) or error, name, pixels) from error
 
 
 @contextmanager

@@ -11,17 +11,18 @@ damage when they get no memory, so before a file is blamed, the machine is asked
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cooc.errors import CoocError, ImageError, MachineError, UnreadableError
 
-__all__ = ["blame", "check_regular", "exhausted", "is_machine", "machine_error", "open_regular"]
+__all__ = ["blame", "check_regular", "exhausted", "is_machine", "machine_error", "open_regular", "read_failure"]
 
 # What the system says about a path, not about the disk that it lies on.
 _PATHS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -105,17 +106,42 @@ def exhausted(pixels: int = 0) -> str:
     return ""
 
 
-def open_regular(path: Path) -> BufferedReader:
+class Attentive(io.FileIO):
+    """A file that remembers a read error: Pillow's plugins swallow some, and find the file damaged."""
+
+    failure: OSError | None = None
+
+    def readinto(self, buffer: Any) -> int | None:
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def readall(self) -> bytes:
+        try:
+            return super().readall()
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def read_failure(stream: object) -> OSError | None:
+    """What went wrong while a file of `open_regular` was read, whoever else knows of it."""
+    return getattr(getattr(stream, "raw", None), "failure", None)
+
+
+def open_regular(path: Path) -> io.BufferedReader:
     """A file, opened for reading. Whatever else has its name is refused unopened: a pipe would be waited for."""
     check_regular(path.stat().st_mode, repr(str(path)))
     # Should it have become a pipe since, it is opened without waiting, and then refused.
-    stream = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
+    raw = Attentive(path, "rb", opener=_without_waiting)
     try:
-        check_regular(os.fstat(stream.fileno()).st_mode, repr(str(path)))
+        check_regular(os.fstat(raw.fileno()).st_mode, repr(str(path)))
     except UnreadableError:
-        stream.close()
+        raw.close()
         raise
-    return stream
+    return io.BufferedReader(raw)
 
 
 def _without_waiting(path: str, flags: int) -> int:

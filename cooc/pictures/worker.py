@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture, load_image
 from cooc.pictures.malloc import keep_memory
 
-__all__ = ["Place", "Shared", "alone", "load", "start"]
+__all__ = ["Alone", "Place", "Shared", "load", "start"]
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]  # (H, W, 3)
 T = TypeVar("T")
@@ -102,41 +102,70 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def alone(call: Callable[..., T], *arguments: object) -> T | CoocError:
-    """A call in a process that does nothing else, for what was under way when a process of many died.
+class Alone:
+    """A process that does one thing at a time, for what was under way when a process of many died.
 
-    Should this one die, too, it died of that; but a process that was killed, gave up or never got ready (memory, file
-    handles) says nothing about what it was given.
+    Should it die, too, it died of what it was given; but a process that was killed, gave up or never got ready (memory,
+    file handles) says nothing about that. Another one takes its place then.
     """
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_answer, args=(there,), daemon=True)
-    process.start()
-    there.close()  # the other process has it now: when that ends, so does the pipe
-    ready = False
-    try:
-        ready = here.recv()
-        here.send((call, arguments))
-        result: T | Exception = here.recv()
-    except (EOFError, ConnectionError):
+
+    def __init__(self) -> None:
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._pipe: Connection | None = None
+
+    def call(self, function: Callable[..., T], *arguments: object) -> T | CoocError:
+        """What the function returns; a CoocError that it raises, or that explains why there is no answer."""
+        ready = False
+        try:
+            pipe = self._pipe or self._start()
+            ready = True
+            pipe.send((function, arguments))
+            result: T | Exception = pipe.recv()
+        except (EOFError, ConnectionError):
+            return _why(self._end(), ready)
+        if isinstance(result, Exception) and not isinstance(result, CoocError):
+            raise result
+        return result
+
+    def _start(self) -> Connection:
+        self._pipe, other = multiprocessing.Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(target=_answer, args=(other,), daemon=True)
+        self._process.start()
+        other.close()  # the process has it now: when that ends, so does the pipe
+        self._pipe.recv()
+        return self._pipe
+
+    def _end(self) -> int:
+        """Its exit code."""
+        process, pipe = self._process, self._pipe
+        self._process = self._pipe = None
+        if pipe is not None:
+            pipe.close()
+        if process is None:
+            return 0
         process.join()
-        return _why(process.exitcode or 0, ready)
-    finally:
-        here.close()
-    process.join()
-    if isinstance(result, Exception) and not isinstance(result, CoocError):
-        raise result
-    return result
+        return process.exitcode or 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
 
 
 def _answer(pipe: Connection) -> None:
     start()
     pipe.send(True)
-    call, arguments = pipe.recv()
-    try:
-        result = call(*arguments)
-    except Exception as error:
-        result = error
-    pipe.send(result)
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            result = function(*arguments)
+        except Exception as error:
+            result = error
+        pipe.send(result)
 
 
 def _why(code: int, ready: bool) -> CoocError:
