@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,11 +30,12 @@ from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreMissingError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
 from cooc.index.away import away_folders, forget_marks, which_are_away
+from cooc.index.copying import restore, take_over
 from cooc.index.engine import Engine, Here
-from cooc.index.export import import_index, read_meta
+from cooc.index.importing import Exported, import_index
 from cooc.index.report import Progress, Report, Stop
 from cooc.index.shortlist import Match, Options, Results, find_duplicates, find_matches, unit
-from cooc.index.store import Filter, Record, Store, StoreMeta, Vectors, check_same
+from cooc.index.store import FORMAT, Filter, Record, Store, StoreMeta, Vectors, check_same
 from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture
@@ -47,6 +49,7 @@ __all__ = ["ImageSearch", "Match", "Report", "Results", "Status"]
 DEFAULT_RECIPE = "paper-linear"
 NEAR_DUPLICATE = 0.8  # measured: copies saved at quality 40 or cropped by 10 % have 0.79 to 0.97, other views less
 BLOCK = 1000  # pictures removed in one transaction
+MISSING = 0.1  # share of the pictures without which a rebuilt index does not replace the old one
 
 Path_ = str | os.PathLike[str]
 
@@ -140,20 +143,90 @@ class ImageSearch:
 
     @classmethod
     def import_from(cls, file: Path_, index: Path_, *, root: Path_ | None = None) -> Self:
-        """Add what `cooc export` wrote to an index, which is made if there is none; it is open for writing then."""
-        source = Path(file)
-        meta = read_meta(source)
+        """Add what `cooc export` wrote to an index, which is made if there is none; it is open for writing then.
+
+        All of the file is checked before anything is written, and all of it is imported or nothing.
+        """
+        exported = Exported(Path(file))
+        exported.check()
+        try:
+            config = DescriptorConfig.from_dict(exported.meta.config)
+            meta = replace(exported.meta, config_hash=config.hash)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{os.fspath(file)!r}: its descriptor is not known here. {error}") from error
+        made = False
         try:
             search = cls.open(index, write=True)
-            search._check(replace(meta, config_hash=DescriptorConfig.from_dict(meta.config).hash))
         except StoreMissingError:
-            search = cls(create_store(_address(index), replace(meta, root=_keep_root(index, root))), index)
+            made = is_folder(index) and not Path(index).exists()
+            kept = replace(meta, root=_keep_root(index, root), format=FORMAT)
+            search = cls(create_store(_address(index), kept), index)
         try:
-            import_index(search.store, source)
+            search._check(meta)
+            import_index(search.store, exported)
         except BaseException:
             search.close()
+            if made:  # an empty index would be in the way of another recipe
+                shutil.rmtree(index)
             raise
         return search
+
+    @classmethod
+    def rebuild(
+        cls,
+        index: Path_,
+        *,
+        to: Path_ | None = None,
+        recipe: str | None = None,
+        storage: str | None = None,
+        device: str = "auto",
+        descriptor: Descriptor | None = None,
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> Report:
+        """Describe all pictures of an index again, with this recipe or its own; tags and notes are taken over.
+
+        The new index is made beside the old one, which it replaces when it is done. If it is interrupted, the next call
+        goes on. `to` is where the new index stays instead, and must be said for one on a server.
+        """
+        if to is None and not is_folder(index):
+            shown = without_password(os.fspath(index))
+            raise InputError(f"The index at {shown} lies on a server: say where the new one goes, with --to INDEX.")
+        place = Path(os.path.abspath(index)) if to is None else None  # noqa: PTH100 (a link keeps its name)
+        target = place.with_name(f"{place.name}.rebuilt") if place is not None else to
+        assert target is not None
+        with cls.open(index, write=True) as old:  # so that nobody else changes it meanwhile
+            config = find_recipe(recipe).config if recipe else old.config
+            made = descriptor or Descriptor(_lasting(config), device=device)
+            try:
+                new = cls.open(target, write=True, descriptor=made)
+            except StoreMissingError:
+                new = cls.create(
+                    target,
+                    recipe=recipe or old.meta.recipe,
+                    root=old.collection.url,
+                    storage=storage or (old.meta.storage if is_folder(target) else "float32"),
+                    descriptor=made,
+                )
+            with new:
+                report = sync.add_files(
+                    new.store,
+                    new.collection,
+                    Here(new._get, workers),
+                    (new.collection.address(path) for path in take_over(old.store, new.store)),
+                    progress=progress,
+                )
+                new.store.compact()
+                lost = len(old.store) - len(new.store)
+                if lost > MISSING * len(old.store) and not report.interrupted:
+                    report.notes.append(
+                        f"{lost} of {len(old.store)} pictures could not be described: are they there? The index stays "
+                        f"as it was. If all is well: cooc restore {os.fspath(target)} {os.fspath(index)}"
+                    )
+        if place is not None and not report.interrupted and not report.notes:
+            restore(os.fspath(target), os.fspath(index))
+            shutil.rmtree(target)
+        return report
 
     @property
     def root(self) -> Path:

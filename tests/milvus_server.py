@@ -12,8 +12,15 @@ import tempfile
 import time
 import urllib.request
 from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cooc.index.store import Record
 
 SPARE = 8  # collections that are made before they are asked for
 DIM = 16  # of their vectors
@@ -59,6 +66,30 @@ class MilvusLite:
     def address(self, folder: Path, dim: int | None = None) -> str:
         return f"milvus://{folder}/index.db/photos"
 
+    def harm(self, folder: Path, image: Record, data: Callable[[bytes], bytes]) -> None:
+        harm(self.address(folder), image, data)
+
+    def drop(self, folder: Path) -> None: ...
+
+
+def harm(address: str, image: Record, data: Callable[[bytes], bytes]) -> None:
+    with connected(address) as (client, name):
+        (row,) = client.query(name, filter=f'id == "{image.id}"', output_fields=["*"], consistency_level="Strong")
+        vector = np.frombuffer(data(np.array(row["vector"], "<f4").tobytes()), "<f4")
+        client.upsert(name, dict(row) | {"vector": vector})
+
+
+@contextmanager
+def connected(address: str) -> Iterator[tuple[Any, str]]:
+    """A client, and the name of the collection."""
+    from pymilvus import MilvusClient
+
+    from cooc.index.milvus.address import Address
+
+    where = Address.parse(address)
+    with closing(MilvusClient(where.uri)) as client:
+        yield client, where.name
+
 
 class Milvus:
     """A server on a port of this machine.
@@ -70,8 +101,8 @@ class Milvus:
 
     requires = "milvus"
 
-    def __init__(self, settings: dict[str, str] = SETTINGS) -> None:
-        self.settings = settings
+    def __init__(self, settings: dict[str, str] = SETTINGS, token: str = "") -> None:
+        self.settings, self._token = settings, token
         self.folder = Path(tempfile.mkdtemp(prefix="cooc-milvus-"))
         self.port, self._health = free_port(), free_port()
         # What the package's own starter does, but for running the server: that has to be killed and started again.
@@ -94,22 +125,20 @@ class Milvus:
 
     def drop(self, folder: Path) -> None:
         """The more collections are loaded, the longer a server that was killed takes to load them again."""
-        from pymilvus import MilvusClient
+        with connected(self._given.pop(folder)) as (client, name):
+            client.drop_collection(name)
 
-        from cooc.index.milvus.collection import Address
-
-        where = Address.parse(self._given.pop(folder))
-        client = MilvusClient(where.uri)
-        client.drop_collection(where.name)
-        client.close()
+    def harm(self, folder: Path, image: Record, data: Callable[[bytes], bytes]) -> None:
+        harm(self._given[folder], image, data)
 
     def _name(self) -> str:
         return self.url(f"test_{next(self._numbers)}")
 
     def _make(self, address: str) -> str:
-        from cooc.index.milvus.store import prepare_collection
+        from cooc.index.milvus.address import Address
+        from cooc.index.milvus.opening import prepare_collection
 
-        prepare_collection(address, DIM)
+        prepare_collection(Address.parse(address), DIM)
         return address
 
     def start(self) -> None:
@@ -147,7 +176,7 @@ class Milvus:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._health}/healthz", timeout=5) as answer:
                 if b"OK" not in answer.read():
                     return False
-            client = MilvusClient(f"http://127.0.0.1:{self.port}", timeout=5)
+            client = MilvusClient(f"http://127.0.0.1:{self.port}", token=self._token, timeout=5)
             client.list_collections(timeout=5)
             client.close()
             return True

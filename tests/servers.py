@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 
 from cooc.index.store import Record
-from tests.milvus_server import Milvus, free_port
+from tests.milvus_server import Milvus, MilvusLite, free_port
 
 
 class Engine(Protocol):
@@ -168,17 +168,18 @@ class Postgres:
 
 ENGINES: dict[str, type[Engine]] = {"embedded": Embedded, "milvus": Milvus, "postgresql": Postgres}
 SERVERS = sorted(name for name, kind in ENGINES.items() if hasattr(kind, "kill"))
+IN_ONE_PROCESS: dict[str, type[Engine]] = ENGINES | {"milvus-lite": MilvusLite}
 
 
 def engine(name: str) -> Engine:
     """It is started when a test first asks for it; `end_servers` ends what was started."""
-    pytest.importorskip(ENGINES[name].requires, reason=f"{name}: pip install 'cooc[dev]'")
+    pytest.importorskip(IN_ONE_PROCESS[name].requires, reason=f"{name}: pip install 'cooc[dev]'")
     return _started(name)
 
 
 @functools.cache
 def _started(name: str) -> Engine:
-    started = ENGINES[name]()
+    started = IN_ONE_PROCESS[name]()
     if isinstance(started, Server):
         _running.append(started)
     return started

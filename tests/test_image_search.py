@@ -402,8 +402,11 @@ def test_import_refuses_what_does_not_fit(search: ImageSearch, tmp_path: Path) -
     (tmp_path / "out.jsonl").write_text("\n".join(lines[:-1]))
     with pytest.raises(InputError, match="not a complete export"):
         ImageSearch.import_from(tmp_path / "out.npy", tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+    (tmp_path / "out.jsonl").write_text("\n".join(lines))
+    ImageSearch.import_from(tmp_path / "out.npy", tmp_path / "index").close()
     meta = json.loads(lines[0])
-    (tmp_path / "out.jsonl").write_text("\n".join([json.dumps(meta | {"weights_hash": "other"}), *lines[1:]]))
+    (tmp_path / "out.jsonl").write_text("\n".join([json.dumps(meta | {"weights_hash": "e" * 64}), *lines[1:]]))
     with pytest.raises(StoreMismatchError, match="weights"):
         ImageSearch.import_from(tmp_path / "out.npy", tmp_path / "index")
     for name in ("none.npy", "none.parquet", "none.csv"):

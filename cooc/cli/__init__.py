@@ -3,7 +3,7 @@
     describing.py     describe, heatmap, whiten, recipes
     weights.py        weights list | fetch | verify | export | import
     indexing.py       index, add, remove, tag, status, calibrate
-    upkeep.py         verify, compact, export, import
+    upkeep.py         verify, compact, snapshot, restore, rebuild, export, import
     searching.py      search, duplicates
     serving.py        serve, explain
     training.py       train, filter show | compress | import

@@ -1,4 +1,4 @@
-"""Commands that look after an index: verify, compact, export, import."""
+"""Commands that look after an index: verify, compact, snapshot, restore, rebuild, export, import."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from cooc.cli import app, err, out
-from cooc.cli.describing import JsonOption
+from cooc.cli.describing import DeviceOption, JsonOption, WorkersOption
 from cooc.cli.indexing import IndexOption, find_index
+from cooc.errors import PARTIAL
 
 
 @app.command()
@@ -46,6 +47,69 @@ def compact(index: IndexOption = "") -> None:
 
 
 @app.command()
+def snapshot(
+    index: Annotated[str, typer.Argument(metavar="INDEX", help="A folder, postgresql://... or milvus://...")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="A folder that is not there yet.")],
+) -> None:
+    """Copy an index to a folder, as it is at this moment; others may go on using it."""
+    from cooc.index import open_store
+
+    with open_store(index) as store:
+        store.snapshot(dest)
+    with open_store(dest) as store:
+        out.print(f"{len(store)} pictures: {dest}", markup=False)
+
+
+@app.command()
+def restore(
+    source: Annotated[str, typer.Argument(metavar="SNAPSHOT", help="What `cooc snapshot` wrote.")],
+    index: Annotated[str, typer.Argument(metavar="INDEX", help="A folder, or an address where there is none yet.")],
+    root: Annotated[str, typer.Option(metavar="FOLDER|URL", help="On a server: where the pictures lie.")] = "",
+) -> None:
+    """Put a snapshot in the place of an index. Who reads it goes on with the new one; nobody may be writing."""
+    from cooc.index import copying, without_password
+
+    count = copying.restore(source, index, root=root or None)
+    out.print(f"{count} pictures in {without_password(index)}.", markup=False)
+
+
+@app.command()
+def rebuild(
+    index: IndexOption = "",
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Another one. [default: that of the index]")] = "",
+    storage: Annotated[str, typer.Option(help="Another one: float32, float16, int8, int4 or pq.")] = "",
+    to: Annotated[str, typer.Option(metavar="INDEX", help="Where the new one stays. [default: replace the old]")] = "",
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+) -> None:
+    """Describe all pictures of an index again, of a damaged one too; tags are kept. For another recipe, name it."""
+    from cooc.image_search import ImageSearch, Report
+
+    with err.status("describing") as shown:
+
+        def progress(report: Report) -> None:
+            shown.update(f"described {report.described}" + (f", left out {report.bad}" if report.bad else ""))
+
+        report = ImageSearch.rebuild(
+            find_index(index),
+            to=to or None,
+            recipe=recipe or None,
+            storage=storage or None,
+            device=device,
+            workers=workers,
+            progress=progress,
+        )
+    for note in report.notes:
+        err.print(note, style="yellow", markup=False)
+    done = "Interrupted; run it again to go on. " if report.interrupted else ""
+    out.print(f"{done}{report.done - report.bad} pictures described, {report.bad} left out.")
+    if report.interrupted:
+        raise typer.Exit(130)
+    if report.bad or report.notes:
+        raise typer.Exit(PARTIAL)
+
+
+@app.command()
 def export(
     output: Annotated[Path, typer.Argument(metavar="FILE.npy|FILE.parquet", help="Where it goes.")],
     index: IndexOption = "",
@@ -56,7 +120,11 @@ def export(
 
     with ImageSearch.open(find_index(index)) as search:
         count = export_index(search.store, output)
+        left = len(search.store) - count
     out.print(f"{count} pictures: {output}", markup=False)
+    if left > 0:
+        err.print(f"{left} left out: their vectors are damaged. The next `cooc index` describes them again.")
+        raise typer.Exit(PARTIAL)
 
 
 @app.command("import")

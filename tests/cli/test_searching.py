@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -284,13 +283,8 @@ def test_no_file_handles_is_the_machines_failure(photos: Path) -> None:
     for i in range(2):
         Image.new("RGB", (80, 60), (200, 30, i)).save(photos / f"new-{i}.jpg")
     command = [sys.executable, "-m", "cooc.cli", "index", str(photos), "--json", "--device", "cpu", "--workers", "0"]
-    limit = (12, 12)
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
-    )
+    limited = ["sh", "-c", 'ulimit -n 12; exec "$@"', "sh", *command]
+    done = subprocess.run(limited, capture_output=True, text=True)
     assert done.returncode == 3
     last = json.loads(done.stdout.splitlines()[-1])
     assert (last["failed"], last["bad"], last["unchanged"]) == (2, 0, 9)

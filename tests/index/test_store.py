@@ -35,7 +35,7 @@ from cooc.index import create_store, open_store, without_password
 from cooc.index.store import BadFile, Filter, Forgotten, Record, Store, StoreMeta, check_same, intact
 from tests import servers
 from tests.reference.store import Model
-from tests.servers import ENGINES, SERVERS
+from tests.servers import ENGINES, IN_ONE_PROCESS, SERVERS
 
 DIM = 16
 META = StoreMeta(
@@ -74,7 +74,7 @@ def filled(store: Store) -> tuple[Store, Model]:
     return fill(store)
 
 
-@pytest.fixture(scope="module", params=sorted(ENGINES))
+@pytest.fixture(scope="module", params=sorted(IN_ONE_PROCESS))
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Model]]:
     """A filled one for tests that change nothing: on a server, making an index takes longer than most of them."""
     engine, folder = servers.engine(request.param), tmp_path_factory.mktemp("shared")
@@ -399,7 +399,7 @@ DAMAGE = {"one bit": flip(30), "a small one": flip(32), "length 1 still": lambda
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-@pytest.mark.parametrize("name", sorted(ENGINES))
+@pytest.mark.parametrize("name", sorted(IN_ONE_PROCESS))
 def test_a_damaged_vector_is_never_given_out(
     name: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -570,6 +570,8 @@ def test_snapshot(filled: tuple[Store, Model], tmp_path: Path) -> None:
     store, model = filled
     store.remove([model.records()[0].path])
     model.remove([model.records()[0].path])
+    store.note("curve", {"a": 1})
+    store.report_bad([BadFile("bad.jpg", 1, 2, "truncated", "2020-01-01T00:00:00+00:00")])
     copy = str(tmp_path / "copy")
     store.snapshot(copy)
     with pytest.raises(StoreError, match="exists already"):
@@ -579,6 +581,9 @@ def test_snapshot(filled: tuple[Store, Model], tmp_path: Path) -> None:
         assert opened.meta == META
         assert list(opened.records()) == model.records()
         assert opened.verify() == []
+        assert opened.notes() == {"curve": {"a": 1}}
+        assert list(opened.bad_files()) == list(store.bad_files())
+        assert {(f.sha256, f.path): f.tags for f in opened.forgotten()} == model.forgotten
         assert_same_search(opened, model, random_vectors(3, seed=4), 10)
         opened.remove([model.records()[0].path])
     assert len(store) == 0
@@ -681,7 +686,7 @@ class Changes(RuleBasedStateMachine):
 EXAMPLES = {"milvus": 3}  # a change and the questions after it take this one half a second
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("engine", sorted(IN_ONE_PROCESS))
 def test_any_history(engine: str) -> None:
     servers.engine(engine)  # skips, where it is not installed
     machine = type("EngineChanges", (Changes,), {"engine": engine})

@@ -69,10 +69,23 @@ def database(folder: Path) -> Path:
 
 
 def require(folder: Path) -> None:
-    if not database(folder).is_file():
+    """Is there a file that may be an index? (`connect` looks whether it is one.)"""
+    path = database(folder)
+    if not path.is_file():
         raise StoreMissingError(
             f"There is no index in {show(folder)}. Make one: cooc index FOLDER --index {show(folder)}"
         )
+    if path.stat().st_size == 0:
+        raise damaged(folder, "index.sqlite is empty, as a full disk or a copy that broke off leaves it")
+
+
+def damaged(folder: Path, why: object) -> StoreDamagedError:
+    shown = show(folder)
+    return StoreDamagedError(
+        f"The index in {shown} is damaged ({why}). Put a snapshot in its place: cooc restore SNAPSHOT {shown}. Or save "
+        f"the tags that can still be read, and describe the pictures again: cooc rebuild --index {shown}. If neither "
+        "helps, delete the folder and run cooc index again."
+    )
 
 
 class Connection(sqlite3.Connection):
@@ -161,7 +174,10 @@ def _connect(path: Path, options: str) -> Connection:
 def _check(connection: sqlite3.Connection, folder: Path) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID:
-        raise StoreMissingError(f"{show(database(folder))} is not an index of cooc. Name another folder with --index.")
+        raise StoreError(
+            f"{show(database(folder))} is another program's database, no index of cooc. Name another folder with "
+            "--index, or move the file away."
+        )
     if (found := version(connection)) > FORMAT:
         raise StoreError(
             f"The index in {show(folder)} has format {found}, and this cooc reads up to {FORMAT}: upgrade cooc."
@@ -199,10 +215,7 @@ def explained(folder: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_FULL:
             raise _full(index) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise StoreDamagedError(
-                f"The index in {index} is damaged ({error}). Put a snapshot back in its place, or delete the folder "
-                "and index the pictures again."
-            ) from error
+            raise damaged(folder, error) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
             raise StoreError(
                 f"The index in {index} cannot be opened or written ({error}): make the folder writable, or copy it "

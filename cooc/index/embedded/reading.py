@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from cooc.errors import StoreDamagedError, StoreError, StoreLockedError, VectorDamagedError
+from cooc.errors import StoreDamagedError, StoreError, StoreLockedError, StoreMismatchError, VectorDamagedError
 from cooc.index.embedded.cache import Cache
 from cooc.index.embedded.coding import Coding
 from cooc.index.embedded.database import Connection, connect, explained, show
@@ -120,7 +120,13 @@ class Reading:
         with self._mutex:
             if connection.stamp[:2] != self.file.identity:
                 new = IndexFile(self.folder, connection)
-                check_same(self.file.meta, new.meta, f"what was put in place of the index in {show(self.folder)}")
+                try:
+                    check_same(self.file.meta, new.meta, "the old one")
+                except StoreMismatchError as error:
+                    raise StoreMismatchError(
+                        f"Another index was put in place of the one in {show(self.folder)}: start this program again. "
+                        f"({error})"
+                    ) from error
                 self.file = new  # who still searches in the old one's cache holds it
             return self.file
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
 
-from cooc.errors import StoreError
+from cooc.errors import StoreDamagedError, StoreError
 from cooc.index.embedded import changes
 from cooc.index.embedded.cache import Cache
 from cooc.index.embedded.database import Connection, connect, database, explained, show
 from cooc.index.embedded.reading import IndexFile, Reading
-from cooc.index.embedded.rows import good, read_state
+from cooc.index.embedded.rows import RECORD, good, read_state, record
 from cooc.index.store import Record, path_bytes, path_text
 
 RENUMBER_FROM = 0.1  # share of removed slots from which compacting gives all slots out again
 PAGE = 1000  # rows read at once
+DAMAGED = "the vector is damaged; the next `cooc index` describes the picture again"
 
 
 def damaged(read: Reading) -> list[str]:
@@ -41,6 +42,23 @@ def damaged(read: Reading) -> list[str]:
     return sorted(found, key=path_bytes)
 
 
+def salvaged(read: Reading) -> Iterator[Record]:
+    """What can still be read of the images, in no order, where pages of the database are damaged."""
+    state = read(lambda connection, _: read_state(connection))
+
+    def between(first: int, last: int) -> list[Record]:
+        query = f"{RECORD} NOT INDEXED WHERE slot >= ? AND slot < ?"
+        return read(lambda connection, _: [record(row) for row in connection.execute(query, (first, last))])
+
+    for first in range(0, state.slots, PAGE):
+        try:
+            yield from between(first, min(first + PAGE, state.slots))
+        except StoreDamagedError:
+            for slot in range(first, min(first + PAGE, state.slots)):
+                with suppress(StoreDamagedError, ValueError):
+                    yield from between(slot, slot + 1)
+
+
 def problems(folder: Path, connection: Connection, file: IndexFile) -> Iterator[str]:
     broken = [f"SQLite: {text}" for (text,) in connection.execute("PRAGMA integrity_check") if text != "ok"]
     yield from broken
@@ -58,11 +76,11 @@ def problems(folder: Path, connection: Connection, file: IndexFile) -> Iterator[
     )
     while page := rows.fetchmany(PAGE):
         slots = np.array([row[0] for row in page])
-        copies, names, live = view.codes(slots), view.ids(slots), view.live[slots]
+        copies, names, live = view.codes[slots], view.ids[slots], view.live[slots]
         for row, (_, path, sha256, name, data, crc) in enumerate(page):
             text = show(Path(path_text(path)))
             if not good(data, crc, file.coding.width):
-                yield f"{text}: the vector is damaged; the next `cooc index` describes the picture again"
+                yield f"{text}: {DAMAGED}"
             elif Record(path_text(path), 0, 0, sha256.hex(), 0, 0).id != name.hex():
                 yield f"{text}: the id does not fit content and path; remove the image and index it again"
             elif copies[row].tobytes() != data or names[row].tobytes() != name or not live[row]:
@@ -74,9 +92,8 @@ def tidy(connection: Connection, cache: Cache) -> None:
     changes.forget(connection)
     state = read_state(connection)
     if state.removed and (not state.graph or state.removed >= RENUMBER_FROM * state.slots):
-        epoch, count = changes.fill_holes(connection, state)
-        # Before the commit: readers find the new cache as soon as they find the new epoch.
-        cache.prepare(connection, epoch, count)
+        changes.fill_holes(connection, state)
+        cache.follow(connection)  # before the commit: who finds the new epoch finds its file
 
 
 def snapshot(read: Reading, target: Path) -> None:
@@ -91,4 +108,6 @@ def snapshot(read: Reading, target: Path) -> None:
         read(lambda connection, _: connection.execute("VACUUM INTO CAST(? AS TEXT)", (copy,)), transaction=False)
         with closing(connect(new, write=True)) as connection:
             connection.execute("UPDATE state SET epoch = ?, graph = 0, graph_crc = 0, graph_ef = 0", (uuid4().hex,))
+        with database(new).open("rb") as file:
+            os.fsync(file.fileno())
         new.replace(target)

@@ -1,0 +1,85 @@
+"""An index that a cooc before format 3 made on Milvus, and moving it to today's layout.
+
+Transactions were imitated then: a property of the collection said which rows count. Such an index is copied to a
+collection beside it, which then takes its name. A move that is cut short is taken up by the next one: what is copied
+twice is there once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cooc.errors import StoreError
+from cooc.index.milvus import rows
+from cooc.index.milvus.address import Address
+from cooc.index.milvus.server import Server
+from cooc.index.store import BadFile, Forgotten, Store, now
+
+STATE = "cooc.state"  # property of the collection, which only such an index has
+FIELDS = [*rows.RECORD, "row", "bad", "reason", "crc", "vector"]
+BLOCK = 256  # rows moved at once
+
+log = logging.getLogger("cooc")
+
+
+def refusal(where: Address) -> StoreError:
+    return StoreError(
+        f"The index at {where.shown} was made by an earlier cooc, and is moved to the layout of this one when it is "
+        f"opened for writing. Nothing is lost, nothing described again: cooc compact --index '{where.shown}'"
+    )
+
+
+def beside(where: Address) -> Address:
+    """Where an index is copied to."""
+    return replace(where, name=f"{where.name}_cooc3")
+
+
+def copy(server: Server, dim: int, store: Store) -> None:
+    """All that counts in a collection of the former layout. Tags of damaged vectors wait for these to be described."""
+    log.warning("%s is moved to the layout of this cooc, once.", server.address.shown)
+    counts = _counting(json.loads(server.properties()[STATE]))
+    found = (
+        row | {"key": rows.IMAGE + row["key"].partition("-")[0]}
+        for row in server.pages("row >= 0", FIELDS, BLOCK)
+        if counts(row["row"])
+    )
+    for block in rows.blocks(found, BLOCK):
+        bad = [row for row in block if row["bad"]]
+        store.report_bad(BadFile(rows.path(row), row["size"], row["mtime_ns"], row["reason"]) for row in bad)
+        images = [row for row in block if not row["bad"]]
+        vectors, sound = rows.matrix(images, dim)
+        records = [rows.record(row) for row in images]
+        store.add([record for record, good in zip(records, sound, strict=True) if good], vectors[sound])
+        lost = [record for record, good in zip(records, sound, strict=True) if not good]
+        store.remember(Forgotten(record.sha256, record.path, record.tags, now()) for record in lost)
+
+
+def take_place(server: Server) -> None:
+    """The copy gets the name of what it was copied from."""
+    server.ask(lambda client: client.drop_collection(server.address.name))
+    taken_up(server)
+
+
+def taken_up(server: Server) -> dict[str, str]:
+    """The end of a move that was cut short between dropping the old collection and renaming the new one."""
+    old, new = server.address.name, beside(server.address).name
+    if server.ask(lambda client: client.has_collection(new)):
+        server.ask(lambda client: client.rename_collection(new, old))
+    return server.properties()
+
+
+def _counting(state: dict[str, Any]) -> Callable[[int], bool]:
+    """Rows below a number count, but for ranges of dead ones."""
+    ranges = sorted((first, last) for first, last, _ in state["dead"])
+
+    def counts(row: int) -> bool:
+        place = bisect_right(ranges, (row, math.inf)) - 1
+        return row < state["next"] and (place < 0 or row >= ranges[place][1])
+
+    return counts

@@ -1,0 +1,94 @@
+"""Making and opening an index on Milvus."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import Any
+
+from cooc.errors import InputError, StoreError
+from cooc.index.milvus import former, rows, structures
+from cooc.index.milvus.address import Address
+from cooc.index.milvus.server import Server
+from cooc.index.milvus.store import MilvusStore
+from cooc.index.store import FORMAT, StoreMeta
+
+META = "cooc.meta"  # property of the collection
+DIMENSIONS = 32_768
+
+
+def create_store(address: str, meta: StoreMeta) -> MilvusStore:
+    return _created(Address.parse(address), meta)
+
+
+def open_store(address: str, *, write: bool = False) -> MilvusStore:
+    return _opened(Address.parse(address), write)
+
+
+def _created(where: Address, meta: StoreMeta) -> MilvusStore:
+    if meta.storage != "float32":
+        raise InputError(f"An index on Milvus keeps float32 vectors, not {meta.storage}; index=ivf_pq searches codes.")
+    prepare_collection(where, meta.dim)
+    with closing(Server(where)) as server:
+        server.put({META: json.dumps(asdict(meta))})  # the last step: from here on there is an index
+    return _opened(where, write=True)
+
+
+def prepare_collection(where: Address, dim: int) -> None:
+    """An empty collection, loaded: all of an index but its `StoreMeta`. One that was left so half-made is used."""
+    if dim > DIMENSIONS:
+        raise InputError(f"Milvus holds up to {DIMENSIONS} dimensions, not {dim}: use another recipe or engine.")
+    with closing(Server(where)) as server:
+        if META in server.properties():
+            raise StoreError(f"There is an index at {where.shown} already: open it, or drop the collection first.")
+        if server.ask(lambda client: client.has_collection(where.name)):
+            fields = {field["name"]: field["params"].get("dim") for field in server.describe()["fields"]}
+            if set(fields) != set(rows.ALL) or fields["vector"] != dim:
+                raise StoreError(f"There is another collection at {where.shown} already: choose another name.")
+        else:
+            options: dict[str, Any] = {} if where.lite else {"num_shards": where.shards}
+            made = rows.schema(dim)
+            server.ask(lambda client: client.create_collection(where.name, schema=made, **options))
+        structures.build(server, "FLAT", dim)
+
+
+def _opened(where: Address, write: bool) -> MilvusStore:
+    server = Server(where)
+    try:
+        found = server.properties() or former.taken_up(server)
+        if META not in found:
+            raise server.missing()
+        meta = _meta(found[META], where)
+        if former.STATE in found:
+            if not write:
+                raise former.refusal(where)
+            _move(server, meta)
+            meta = _meta(server.properties()[META], where)
+        if write:
+            server.become_writer()
+            # A `compact` that was cut short may have left the collection without a structure, or not loaded.
+            structures.build(server, structures.current(server).kind or "FLAT", meta.dim)
+        return MilvusStore(server, meta)
+    except BaseException:
+        server.close()
+        raise
+
+
+def _meta(text: str, where: Address) -> StoreMeta:
+    values = json.loads(text)
+    if values["format"] > FORMAT:
+        found = f"The index at {where.shown} has format {values['format']}"
+        raise StoreError(f"{found}, and this cooc reads up to {FORMAT}: upgrade cooc.")
+    return StoreMeta(**values)
+
+
+def _move(server: Server, meta: StoreMeta) -> None:
+    """To the layout of this cooc."""
+    there = former.beside(server.address)
+    with closing(Server(server.address)) as old, closing(Server(there)) as new:
+        old.become_writer()
+        begun = META in new.properties()
+        with _opened(there, write=True) if begun else _created(there, replace(meta, format=FORMAT)) as copy:
+            former.copy(old, meta.dim, copy)
+    former.take_place(server)

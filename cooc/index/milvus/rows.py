@@ -1,0 +1,142 @@
+"""What a row of the collection is, to and from what the rest of cooc speaks of.
+
+key         primary key: a letter for the kind of row, then in hex what it is about. Milvus lists rows in this
+            order, so images come in the order of their paths, and an upsert replaces what was at a path
+    i       an image: its path. The fields of `Record`, its id, its vector and the crc32 of that
+    b       a file that could not be described: its path; `text` says why and since when
+    f       tags of a removed image: its content, then its path; `text` says when it was removed
+    n       a note about the index: its name; `text` is its value
+image       is it an image? Only these are searched; other rows have a vector because Milvus wants one in each
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pymilvus import DataType, MilvusClient
+
+from cooc.errors import InputError
+from cooc.index.milvus.server import Row
+from cooc.index.store import BadFile, Filter, Forgotten, Record, Vectors, path_bytes, path_text
+
+_T = TypeVar("_T")
+
+IMAGE, BAD, FORGOTTEN = "i", "b", "f"
+PATH, TAG, TAGS, REASON = 4096, 1024, 1024, 8192  # bytes of a path and of a tag, tags, characters of a reason
+
+RECORD = ["key", "size", "mtime_ns", "sha256", "width", "height", "taken", "tags"]
+VECTOR = ["key", "id", "crc", "vector"]
+REPORT, TAGGED = ["key", "size", "mtime_ns", "text"], ["key", "sha256", "tags", "text"]
+ALL = [*RECORD, *VECTOR[1:], "image", "text"]
+EMPTY = {"image": False, "id": "", "sha256": "", "taken": "", "tags": [], "text": ""} | dict.fromkeys(
+    ("size", "mtime_ns", "width", "height", "crc"), 0
+)
+
+
+def schema(dim: int) -> Any:
+    made = MilvusClient.create_schema()
+    made.add_field("key", DataType.VARCHAR, is_primary=True, max_length=16_384)
+    made.add_field("image", DataType.BOOL)
+    for name, length in (("id", 32), ("sha256", 64), ("taken", 19), ("text", 65_535)):
+        made.add_field(name, DataType.VARCHAR, max_length=length)
+    for name in ("size", "mtime_ns", "width", "height", "crc"):
+        made.add_field(name, DataType.INT64)
+    made.add_field("tags", DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=TAGS, max_length=TAG)
+    made.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
+    return made
+
+
+def key(kind: str, path: str, content: str = "") -> str:
+    return kind + content + path_bytes(path).hex()
+
+
+def path(row: Row) -> str:
+    return path_text(bytes.fromhex(row["key"][65 if row["key"][0] == FORGOTTEN else 1 :]))
+
+
+def images(where: Filter | None = None) -> str:
+    """`Filter.matches` as a condition. A tilde is after everything that a date holds."""
+    where, clauses = where or Filter(), ["image == true"]
+    if where.folder:
+        first, last = where.folder.hex(), (where.folder[:-1] + b"0").hex()  # "0" comes right after "/"
+        clauses.append(f'key >= "{IMAGE}{first}" and key < "{IMAGE}{last}"')
+    if where.taken_from is not None:
+        clauses.append(f'taken >= "{where.taken_from}"')
+    if where.taken_to is not None:
+        clauses.append(f'taken != "" and taken < "{where.taken_to}~"')
+    clauses += [f"array_contains(tags, {json.dumps(tag, ensure_ascii=False)})" for tag in sorted(where.tags)]
+    return " and ".join(clauses)
+
+
+def of_kind(kind: str) -> str:
+    return f'key >= "{kind}" and key < "{chr(ord(kind) + 1)}"'
+
+
+def fitting(row: Row) -> Row:
+    """The same, or an error where Milvus could not hold it."""
+    if len(row["key"]) > 2 * PATH + 1 or len(row["tags"]) > TAGS or any(len(tag.encode()) > TAG for tag in row["tags"]):
+        raise InputError(
+            f"{path(row)!r} has a path or tags too long for Milvus: {PATH} bytes, {TAGS} tags of {TAG} bytes."
+        )
+    return row
+
+
+def image_row(record: Record, vector: Vectors) -> Row:
+    fields = {name: getattr(record, name) for name in (*RECORD[1:], "id")}
+    changed = {"taken": record.taken or "", "tags": sorted(record.tags), "crc": checksum(vector), "vector": vector}
+    return fitting(EMPTY | fields | changed | {"key": key(IMAGE, record.path), "image": True})
+
+
+def record(row: Row) -> Record:
+    fields = {name: row[name] for name in RECORD[1:]}
+    return Record(path(row), **fields | {"taken": row["taken"] or None, "tags": frozenset(row["tags"])})
+
+
+def moved(row: Row, path: str) -> Row:
+    return fitting(row | {"key": key(IMAGE, path), "id": replace(record(row), path=path).id})
+
+
+def bad_row(file: BadFile, dim: int) -> Row:
+    text = json.dumps({"reason": file.reason[:REASON], "since": file.since})
+    return _aside(dim, key=key(BAD, file.path), size=file.size, mtime_ns=file.mtime_ns, text=text)
+
+
+def bad_file(row: Row) -> BadFile:
+    return BadFile(path(row), row["size"], row["mtime_ns"], **json.loads(row["text"]))
+
+
+def forgotten_row(one: Forgotten, dim: int) -> Row:
+    name = key(FORGOTTEN, one.path, one.sha256)
+    return _aside(dim, key=name, sha256=one.sha256, tags=sorted(one.tags), text=one.removed)
+
+
+def forgotten(row: Row) -> Forgotten:
+    return Forgotten(row["sha256"], path(row), frozenset(row["tags"]), row["text"])
+
+
+def _aside(dim: int, **fields: Any) -> Row:
+    return EMPTY | {"vector": np.eye(1, dim, dtype=np.float32)[0]} | fields
+
+
+def checksum(vector: Vectors) -> int:
+    return zlib.crc32(vector.astype("<f4").tobytes())
+
+
+def matrix(rows: list[Row], dim: int) -> tuple[Vectors, NDArray[np.bool_]]:
+    """Vectors (n, dim), and which of them are as they were written (n,)."""
+    vectors = np.array([row["vector"] for row in rows], np.float32).reshape(len(rows), dim)
+    sound = [checksum(vector) == row["crc"] for vector, row in zip(vectors, rows, strict=True)]
+    return vectors, np.array(sound, np.bool_)
+
+
+def blocks(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    rest = iter(items)
+    while block := list(islice(rest, size)):
+        yield block

@@ -1,0 +1,244 @@
+"""A collection on a Milvus server: asking until there is an answer, one writer, and what errors mean.
+
+Milvus has no transactions, and none are imitated. A change is made of upserts and deletes by primary key: sending one
+twice does no harm, so requests are simply repeated while the server is away, and a change that was cut short is
+repaired by making it again. Errors are told apart by their codes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import grpc
+from pymilvus import MilvusClient
+from pymilvus.exceptions import ConnectionConfigException, MilvusException
+
+from cooc.errors import StoreError, StoreLockedError, StoreMissingError
+from cooc.index.milvus.address import Address
+
+_T = TypeVar("_T")
+Row = dict[str, Any]
+
+WRITER, KEPT = "cooc.writer", "cooc.kept"  # properties of the collection
+BEAT, EXPIRY = (
+    60.0,
+    600.0,
+)  # seconds between signs of life of a writer at work, and without them until it counts as dead
+SETTLE = 0.2  # seconds after which nobody who saw the writer's place free can still be about to take it
+LIMIT = 16_384  # rows that one request gives at most
+FRESH = 2.0  # seconds for which others' changes may stay unseen
+
+# Codes of pkg/util/merr/errors.go in Milvus, and of gRPC. All others may pass: a server that starts, loads or moves a
+# collection has dozens of them, and "unexpected" (65535) is one.
+NOT_FOUND = 100  # the collection
+DENIED = {1400, 1401, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+REFUSED = {6, 800, 1100, 1101, 1102, 1700, 1701, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
+FINAL = {NOT_FOUND} | DENIED | REFUSED
+
+for _name in ("pymilvus", "milvus_lite"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)  # they log what they raise as well; we say it once
+
+
+class Server:
+    """One index on a server. Any number of threads may ask; changes come one after another."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._mutex = threading.RLock()
+        self._mine: dict[str, Any] = {}  # what the collection says of its writer, if that is us
+        self._changed = self._strong = -math.inf  # when we last changed something, and last asked for all there is
+        self._client: MilvusClient | None = self._patiently(
+            lambda: MilvusClient(address.uri, token=address.token, db_name=address.database, timeout=address.timeout)
+        )
+
+    def close(self) -> None:
+        if self._client is None:
+            return
+        with suppress(StoreError):  # a place that cannot be given back runs out
+            if self._mine and self._holder().get("token") == self._mine["token"]:
+                self.put({WRITER: "{}"})
+        self._client.close()
+        self._client = None
+
+    # requests
+
+    def ask(self, call: Callable[[MilvusClient], _T]) -> _T:
+        if self._client is None:
+            raise StoreError(f"The index at {self.address.shown} has been closed: open it again.")
+        client = self._client
+        return self._patiently(lambda: call(client))
+
+    def query(self, condition: str, fields: list[str], limit: int | None) -> list[Row]:
+        options = {} if limit is None else {"limit": limit}
+        return list(self._read("query", filter=condition, output_fields=fields, **options))
+
+    def pages(self, condition: str, fields: list[str], size: int, after: str = "") -> Iterator[Row]:
+        """Rows in the order of their keys. A page may be short, where an upsert is under way: Milvus counts the row
+        that goes and the one that comes, and gives one. Only an empty one is the end."""
+        while found := self._page(f'{condition} and key > "{after}"', fields, size):
+            yield from found
+            after = found[-1]["key"]
+
+    def _page(self, condition: str, fields: list[str], size: int) -> list[Row]:
+        if not self.address.lite:
+            return self.query(condition, fields, size)
+        keys = sorted(row["key"] for row in self.query(condition, ["key"], None))[:size]  # it keeps no order
+        found = self.query(f"key in {json.dumps(keys)}", fields, None) if keys else []
+        return sorted(found, key=lambda row: str(row["key"]))
+
+    def search(self, **request: Any) -> list[Any]:
+        return list(self._read("search", **request))
+
+    def _read(self, call: str, **request: Any) -> Any:
+        """What we changed ourselves is always seen, what others did after `FRESH` at the latest.
+
+        A strong read waits for the server's clock, 200 ms as it comes; one that follows it takes 2. ("Session" alone
+        would not do: up to 2.3, the server does not say when a deletion was.)
+        """
+        began = time.monotonic()
+        strong = self._strong <= self._changed or began - self._strong > FRESH
+        request |= {"consistency_level": "Strong" if strong else "Session", "timeout": self.address.timeout}
+        found = self.ask(lambda client: getattr(client, call)(self.address.name, **request))
+        if strong:
+            self._strong = max(self._strong, began)
+        return found
+
+    def upsert(self, rows: list[Row]) -> None:
+        self._change("upsert", data=rows)
+
+    def delete(self, **which: Any) -> None:
+        self._change("delete", **which)
+
+    def _change(self, call: str, **request: Any) -> None:
+        try:
+            self.ask(lambda client: getattr(client, call)(self.address.name, timeout=self.address.timeout, **request))
+        finally:
+            self._changed = time.monotonic()
+
+    def properties(self) -> dict[str, str]:
+        """Those of the collection; empty when there is none."""
+        try:
+            return dict(self.describe()["properties"])
+        except StoreMissingError:
+            return {}
+
+    def describe(self) -> dict[str, Any]:
+        return dict(self.ask(lambda client: client.describe_collection(self.address.name)))
+
+    def put(self, properties: dict[str, str]) -> None:
+        """Up to 2.3.5, Milvus writes to its disk what there was before a change (its issue 30144). So a second one,
+        of nothing, makes the first survive the server."""
+        for part in (properties, {KEPT: ""}):
+            self.ask(lambda client, part=part: client.alter_collection_properties(self.address.name, part))  # type: ignore[misc]
+
+    # one writer
+
+    def become_writer(self) -> None:
+        """Take the writer's place (Fischer's way: write your name, wait, and see whether it is still there)."""
+        if _alive(holder := self._holder()):
+            raise self._locked(holder)
+        mine = {"token": uuid4().hex, "pid": os.getpid(), "machine": _machine()}
+        self._beat(mine)
+        time.sleep(SETTLE)
+        if (holder := self._holder()).get("token") != mine["token"]:
+            raise self._locked(holder)
+        self._mine = mine
+
+    def _beat(self, mine: dict[str, Any]) -> None:
+        self.put({WRITER: json.dumps(mine | {"beat": time.time()})})
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """For one change at a time, and only while nobody has taken our place."""
+        with self._mutex:
+            if self._client is None or not self._mine:
+                raise StoreError(
+                    f"The index at {self.address.shown} is open for reading only: open it with write=True."
+                )
+            if (holder := self._holder()).get("token") != self._mine["token"]:
+                raise self._locked(holder)
+            if time.time() - holder["beat"] > BEAT:
+                self._beat(self._mine)
+            yield
+
+    def _holder(self) -> dict[str, Any]:
+        return dict(json.loads(self.describe()["properties"].get(WRITER, "{}")))
+
+    def _locked(self, holder: dict[str, Any]) -> StoreLockedError:
+        who = f"process {holder['pid']} on {holder['machine'].split()[0]}" if "pid" in holder else "it has just begun"
+        return StoreLockedError(
+            f"Another process is writing to the index at {self.address.shown}: {who}. Wait until it is done, or stop "
+            f"it; on another machine, its place is free {EXPIRY / 60:.0f} minutes after its last change. Reading is "
+            "possible meanwhile."
+        )
+
+    # errors
+
+    def _patiently(self, call: Callable[[], _T]) -> _T:
+        """A server that has just been started, or builds an index, cannot answer for a moment."""
+        ends, pause = time.monotonic() + self.address.timeout, 0.1
+        while True:
+            try:
+                return call()
+            except (MilvusException, grpc.RpcError, OSError) as error:
+                if _code(error) in FINAL or time.monotonic() + pause > ends:
+                    raise self._told(error) from error
+            time.sleep(pause)
+            pause = min(2 * pause, 3.0)
+
+    def missing(self) -> StoreMissingError:
+        shown = self.address.shown
+        return StoreMissingError(f"There is no index at {shown}. Make one: cooc index FOLDER --index '{shown}'")
+
+    def _told(self, error: BaseException) -> StoreError:
+        """What pymilvus says, as an error of cooc that names the server and the repair."""
+        where, code = self.address.shown, _code(error)
+        text = self.address.hidden(" ".join(str(error).split()))[:300]
+        if code == NOT_FOUND:
+            return self.missing()
+        if self.address.lite and isinstance(error, ConnectionConfigException):
+            repair = "Another process may have the file open, which takes one only: close it there"
+        elif code in DENIED:
+            repair = "Put user:password@ before the host"
+        elif code in REFUSED:
+            repair = "See that address and server fit together"
+        else:
+            repair = "What was written is kept: see that the server runs and can be reached, then try again"
+        return StoreError(f"The server of {where} could not do it ({text}). {repair}.")
+
+
+def _code(error: BaseException) -> object:
+    """gRPC's where it is the cause: connecting fails with one code, whatever the reason."""
+    cause = error.__cause__ if isinstance(error.__cause__, grpc.RpcError) else error
+    return cause.code() if isinstance(cause, grpc.RpcError) else getattr(cause, "code", None)
+
+
+def _machine() -> str:
+    """Two processes with the same one can see each other."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
+    return socket.gethostname()
+
+
+def _alive(holder: dict[str, Any]) -> bool:
+    if not holder or time.time() - holder["beat"] > EXPIRY:
+        return False
+    if holder["machine"] == _machine() and os.name == "posix":
+        with suppress(PermissionError):  # it is somebody else's
+            try:
+                os.kill(holder["pid"], 0)
+            except ProcessLookupError:
+                return False
+    return True
