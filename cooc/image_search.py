@@ -218,7 +218,7 @@ class ImageSearch:
                 )
                 new.store.compact()
                 lost = len(old.store) - len(new.store)
-                if lost > MISSING * len(old.store) and not report.interrupted:
+                if (report.failed or lost > MISSING * len(old.store)) and not report.interrupted:
                     report.notes.append(
                         f"{lost} of {len(old.store)} pictures could not be described: are they there? The index stays "
                         f"as it was. If all is well: cooc restore {os.fspath(target)} {os.fspath(index)}"
