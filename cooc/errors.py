@@ -15,7 +15,8 @@
     │   └── StoreDamagedError       5   the files on disk are not what was written
     │       └── VectorDamagedError  5   the vectors of single images are not; the rest of the index is good
     ├── DatasetError                6   a benchmark's pictures or ground truth are missing or wrong
-    └── MachineError                7   this machine failed, not the file: out of memory, a lost disk
+    └── MachineError                7   this machine failed, not the file: a lost disk, no file handles
+        └── NoMemoryError           7   it has no memory left
 
 Exit code 3 is no exception: a command that did its work, but had to leave some files out, ends with it.
 """
@@ -36,6 +37,7 @@ __all__ = [
     "ImageError",
     "InputError",
     "MachineError",
+    "NoMemoryError",
     "StoreDamagedError",
     "StoreError",
     "StoreLockedError",
@@ -135,3 +137,7 @@ class MachineError(CoocError):
     """Nothing is wrong with what was given: the same may work later, or on another machine. Never remembered."""
 
     exit_code = 7
+
+
+class NoMemoryError(MachineError):
+    pass

@@ -354,18 +354,20 @@ class ImageSearch:
         where: Filter | None = None,
         min_score: float | None = None,
         offset: int = 0,
+        without: str | None = None,
     ) -> Results:
         """The k pictures most similar to a picture, to the part of it in a box, or to several pictures joined.
 
         `expand` (average, alpha) searches again with the query and its best results joined; `augment` compares with
         each result's own neighbours too; `rerank` (k-reciprocal, diffusion, superglobal) orders the best results anew.
-        `offset` leaves out as many of the first results.
+        `offset` leaves out as many of the first results, `without` the picture of that id.
         """
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset)
         images, boxes = _together(image, box)
         query = unit(self.descriptor.describe(images, boxes).numpy().sum(axis=0))
-        return self._with_away(find_matches(self.store, query, options, curve=self.calibration, started=started))
+        found = find_matches(self.store, query, options, curve=self.calibration, without=without, started=started)
+        return self._with_away(found)
 
     def search_id(
         self,

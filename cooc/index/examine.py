@@ -18,8 +18,9 @@ from cooc.errors import CoocError, UnreadableError
 from cooc.index.store import Record
 from cooc.pictures import Collection, Entry
 from cooc.pictures.decode import ImageInfo, Picture, image_info
+from cooc.pictures.decoders import Decoders
 from cooc.pictures.faults import blame, is_machine
-from cooc.pictures.worker import Alone, start
+from cooc.pictures.worker import start
 
 __all__ = ["CHANGED", "READERS", "Candidate", "Examined", "Reader", "examine"]
 
@@ -116,17 +117,14 @@ class Reader:
                 raise
             if pool is self.pool and self.chunk > 1:
                 self._replace()
-            with Alone() as process:
-                return [self._alone(process, one) for one in chunk]
+            with Decoders() as alone:
+                return [self._alone(alone, one) for one in chunk]
 
-    def _alone(self, process: Alone, one: Candidate) -> Examined:
+    def _alone(self, alone: Decoders, one: Candidate) -> Examined:
         try:
-            found = process.call(examine, self.collection, one)
-        except Exception as error:
-            if not is_machine(error):
-                raise
-            found = blame(error, repr(self.collection.address(one.file.name)))
-        return found if isinstance(found, Examined) else Examined(one.file, one.known, one.damaged, error=found)
+            return alone.run(_examine_alone, self.collection.address(one.file.name), self.collection, one)
+        except CoocError as error:
+            return Examined(one.file, one.known, one.damaged, error=error)
 
     def _replace(self) -> None:
         self.pool.shutdown(wait=False)
@@ -135,6 +133,10 @@ class Reader:
 
 def _processes(count: int) -> Executor:
     return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), start)
+
+
+def _examine_alone(address: str, collection: Collection, file: Candidate) -> Examined:
+    return examine(collection, file)
 
 
 def _examine_all(collection: Collection, chunk: list[Candidate]) -> list[Examined]:

@@ -7,6 +7,7 @@ where this machine failed, and not the file, a `MachineError` (see `faults.py`).
     open_image   a picture (path, bytes, stream, Pillow image, array) as an upright RGB Pillow image
     load_image   the same as (H, W, 3) uint8, reduced to a longest side, cropped to a box
     image_info   size, format and date from the header alone
+    decode_ahead both of these, for whoever decodes in another process than it describes
 
 Colour profiles are not applied: the networks' own training pictures were read without them.
 """
@@ -35,20 +36,23 @@ from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 
 from cooc.errors import CoocError, ImageError, InputError
 from cooc.pictures.boxes import Box, clip
+from cooc.pictures.effort import check_effort
 from cooc.pictures.faults import blame, exhausted, is_machine, machine_error, open_regular, read_failure
 
 __all__ = [
     "EXTENSIONS",
     "MAX_PIXELS",
+    "Decoded",
     "ImageInfo",
     "Picture",
+    "decode_ahead",
     "image_info",
     "is_picture",
     "load_image",
     "open_image",
 ]
 
-Picture: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO | Image.Image | npt.NDArray[Any]"
+Picture: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO | Image.Image | npt.NDArray[Any] | Decoded"
 
 MAX_PIXELS = 300_000_000  # larger than any camera's picture, small enough to decode in a few GB
 
@@ -85,6 +89,17 @@ class ImageInfo:
     taken: str | None  # EXIF date and time as YYYY-MM-DDTHH:MM:SS; cameras do not say which time zone
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """A picture that has been decoded, perhaps by another process: what `load_image` gives with these settings."""
+
+    pixels: npt.NDArray[np.uint8]
+    info: ImageInfo
+    size: int | None
+    box: Box | None
+    min_side: int
+
+
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
@@ -112,6 +127,10 @@ def load_image(
     """
     if min_side < 1:
         raise InputError(f"min_side must be at least 1, not {min_side}.")
+    if isinstance(picture, Decoded):
+        if (picture.size, picture.box, picture.min_side) != (size, box, min_side):
+            raise InputError("This picture was decoded with another size, box or smallest side than is asked for now.")
+        return picture.pixels
     image, (width, height) = _decode(picture, size, max_pixels)
     x0, y0, x1, y1 = (0, 0, width, height) if box is None else clip(box, width, height, _name(picture))
     factor = 1.0 if size is None else min(1.0, size / max(width, height))
@@ -135,14 +154,24 @@ def load_image(
         return _pad(np.array(image), min_side, _name(picture))
 
 
+def decode_ahead(
+    picture: Picture, *, size: int | None, box: Box | None, min_side: int, max_pixels: int = MAX_PIXELS
+) -> Decoded:
+    info = image_info(picture, max_pixels=max_pixels)
+    pixels = load_image(picture, size=size, box=box, min_side=min_side, max_pixels=max_pixels)
+    return Decoded(pixels, info, size, box, min_side)
+
+
 def is_picture(value: object) -> bool:
     """One picture, not a list of them? Whether it can be decoded is another question."""
-    kinds = (str, bytes, os.PathLike, np.ndarray, Image.Image)
+    kinds = (str, bytes, os.PathLike, np.ndarray, Image.Image, Decoded)
     return isinstance(value, kinds) or hasattr(value, "read")
 
 
 def image_info(picture: Picture, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
     """Upright size, format and EXIF date, without decoding the picture. Broken EXIF counts as none."""
+    if isinstance(picture, Decoded):
+        return picture.info
     with _opened(picture, max_pixels) as image:
         exif = _exif(image)
         width, height = image.size if _orientation(image, exif) < 5 else image.size[::-1]
@@ -250,10 +279,11 @@ def _opened(picture: Picture, max_pixels: int) -> Iterator[Image.Image]:
             stack.enter_context(_pillow_switches(max_pixels))
             if isinstance(picture, Image.Image):
                 image = picture
-            elif isinstance(picture, np.ndarray):
-                image = _from_array(picture)
+            elif isinstance(picture, (np.ndarray, Decoded)):
+                image = _from_array(picture.pixels if isinstance(picture, Decoded) else picture)
             else:
                 stream = stack.enter_context(_stream(picture, name))
+                check_effort(stream, name)
                 image = stack.enter_context(Image.open(stream, formats=_formats()))
             _check_size(image.size, max_pixels, name)
             pixels = image.width * image.height

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cooc.errors import CoocError, ImageError, MachineError, UnreadableError
+from cooc.errors import CoocError, ImageError, MachineError, NoMemoryError, UnreadableError
 
 __all__ = ["blame", "check_regular", "exhausted", "is_machine", "machine_error", "open_regular", "read_failure"]
 
@@ -34,6 +34,7 @@ _NETWORK = (TimeoutError, ConnectionError)  # often without errno
 _OUT_OF = ("out of memory", "can't start new thread", "can't allocate lock")
 
 SPARE_BYTES = 32 << 20  # that a decoder takes for itself, besides the pixels
+BYTES_A_PIXEL = 16  # JPEG 2000 takes most
 SPARE_FILES = 8
 
 
@@ -44,23 +45,32 @@ def blame(error: Exception, name: str, pixels: int = 0, content: ImageError | No
     """
     if isinstance(error, CoocError):
         return error
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     if is_machine(error):
-        return machine_error(name, reason)
+        return machine_error(name, error)
     if isinstance(error, FileNotFoundError):
         return UnreadableError(f"{name} does not exist. Check the path.")
     if _is_path(error):
-        return UnreadableError(f"{name} cannot be read ({reason}). Check the path and its permissions.")
-    if lacking := exhausted(pixels):
+        return UnreadableError(f"{name} cannot be read ({_reason(error)}). Check the path and its permissions.")
+    if lacking := exhausted(SPARE_BYTES + BYTES_A_PIXEL * pixels):
         return machine_error(name, lacking)
-    return content or ImageError(f"{name} is damaged or incomplete ({reason}). Copy it again from where it came.")
+    if content is not None:
+        return content
+    return ImageError(f"{name} is damaged or incomplete ({_reason(error)}). Copy it again from where it came.")
 
 
-def machine_error(name: str, reason: str) -> MachineError:
-    return MachineError(
-        f"{name} could not be read on this machine ({reason}); nothing is known to be wrong with it. "
+def machine_error(name: str, error: Exception) -> MachineError:
+    no_memory = getattr(error, "errno", None) == errno.ENOMEM or _OUT_OF[0] in str(error)
+    kind = NoMemoryError if no_memory or isinstance(error, MemoryError) else MachineError
+    return kind(
+        f"{name} could not be read on this machine ({_reason(error)}); nothing is known to be wrong with it. "
         "Free memory or file handles, check the disk or the network, and try again."
     )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return os.strerror(errno.ENOMEM)
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
 def is_machine(error: BaseException) -> bool:
@@ -88,22 +98,21 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def exhausted(pixels: int = 0) -> str:
-    """What this machine has run out of, if it could not decode any picture of so many pixels now."""
-    try:
-        np.empty(SPARE_BYTES + 16 * pixels, np.uint8)  # JPEG 2000 takes most; what is not touched costs nothing
-    except MemoryError:
-        return os.strerror(errno.ENOMEM)
+def exhausted(size: int = SPARE_BYTES) -> OSError | None:
+    """What this process has run out of, if it cannot have so many bytes of memory now, or a few files."""
     files: list[int] = []
     try:
+        np.empty(size, np.uint8)  # what is not touched costs nothing
         for _ in range(SPARE_FILES):
             files.append(os.open(os.devnull, os.O_RDONLY))
+    except MemoryError:
+        return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     except OSError as error:
-        return error.strerror or str(error)
+        return error
     finally:
         for file in files:
             os.close(file)
-    return ""
+    return None
 
 
 class Attentive(io.FileIO):

@@ -54,7 +54,7 @@ def test_a_file_that_crashes_its_reader_is_found_out(photos: Path) -> None:
     errors = {one.file.name: one.error for one in seen if one.info is None}
     assert errors.keys() == {"04.jpg", *Deadly.ends}
     assert isinstance(errors["05.jpg"], ImageError)
-    assert "crashes its decoder (SIGSEGV)" in str(errors["05.jpg"])
+    assert "crashed the decoder" in str(errors["05.jpg"])
     assert isinstance(errors["08.jpg"], MachineError)
     assert "SIGKILL" in str(errors["08.jpg"])
 
