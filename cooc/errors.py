@@ -3,7 +3,8 @@
     CoocError                       exit code 1
     ├── InputError                  2   something that the caller gave is wrong
     │   ├── UnknownNameError        2   no such recipe, backbone, pooling, ...: the nearest spelling is offered
-    │   ├── ImageError              2   a picture that cannot be read
+    │   ├── ImageError              2   a picture that cannot be decoded: its content is wrong
+    │   │   └── UnreadableError     2   not there, not allowed, or just being changed: its content is unknown
     │   └── BoxError                2   a box outside the picture, or empty
     ├── WeightsError                4   network weights missing, damaged or not the expected ones
     ├── WhiteningError              2   whitening that cannot be fitted, or does not fit the vectors
@@ -14,7 +15,8 @@
     │   └── StoreDamagedError       5   the files on disk are not what was written
     │       └── VectorDamagedError  5   the vectors of single images are not; the rest of the index is good
     ├── DatasetError                6   a benchmark's pictures or ground truth are missing or wrong
-    └── MachineError                7   this machine failed, not the file: out of memory, a lost disk
+    └── MachineError                7   this machine failed, not the file: a lost disk, no file handles
+        └── NoMemoryError           7   it has no memory left
 
 Exit code 3 is no exception: a command that did its work, but had to leave some files out, ends with it.
 """
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 PARTIAL = 3  # exit code: done, some files left out and reported
 
@@ -34,12 +37,14 @@ __all__ = [
     "ImageError",
     "InputError",
     "MachineError",
+    "NoMemoryError",
     "StoreDamagedError",
     "StoreError",
     "StoreLockedError",
     "StoreMismatchError",
     "StoreMissingError",
     "UnknownNameError",
+    "UnreadableError",
     "VectorDamagedError",
     "WeightsError",
     "WhiteningError",
@@ -50,6 +55,16 @@ class CoocError(Exception):
     """Base of all errors that cooc raises on purpose; CLI and API show its text as it is."""
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors come from other processes, too, whatever their classes are made with."""
+        return _remade, (type(self), self.args, self.__dict__)
+
+
+def _remade(kind: type[CoocError], words: tuple[object, ...], state: dict[str, object]) -> CoocError:
+    error = kind.__new__(kind, *words)
+    error.__dict__.update(state)
+    return error
 
 
 class InputError(CoocError, ValueError):
@@ -67,6 +82,10 @@ class UnknownNameError(InputError):
 
 
 class ImageError(InputError):
+    pass
+
+
+class UnreadableError(ImageError):
     pass
 
 
@@ -118,3 +137,7 @@ class MachineError(CoocError):
     """Nothing is wrong with what was given: the same may work later, or on another machine. Never remembered."""
 
     exit_code = 7
+
+
+class NoMemoryError(MachineError):
+    pass

@@ -29,11 +29,13 @@ from cooc import __version__
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreMissingError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
+from cooc.index.away import away_folders, forget_marks, which_are_away
 from cooc.index.copying import restore, take_over
+from cooc.index.engine import Engine, Here
 from cooc.index.importing import Exported, import_index
+from cooc.index.report import Progress, Report, Stop
 from cooc.index.shortlist import Match, Options, Results, find_duplicates, find_matches, unit
 from cooc.index.store import FORMAT, Filter, Record, Store, StoreMeta, Vectors, check_same
-from cooc.index.sync import Engine, Here, Progress, Report, Stop
 from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture
@@ -59,7 +61,9 @@ class Status:
     recipe: str
     dim: int
     images: int
+    away: dict[str, str]  # folders whose pictures are not there now, but may come back, and since when
     bad: int
+    failed: int  # files that a machine failed on: the next run tries again
     bytes: int | None  # on disk, where that can be told
     calibrated: bool  # are there match probabilities?
     created: str
@@ -214,7 +218,7 @@ class ImageSearch:
                 )
                 new.store.compact()
                 lost = len(old.store) - len(new.store)
-                if lost > MISSING * len(old.store) and not report.interrupted:
+                if (report.failed or lost > MISSING * len(old.store)) and not report.interrupted:
                     report.notes.append(
                         f"{lost} of {len(old.store)} pictures could not be described: are they there? The index stays "
                         f"as it was. If all is well: cooc restore {os.fspath(target)} {os.fspath(index)}"
@@ -270,6 +274,8 @@ class ImageSearch:
         workers: int | None = None,
         engine: Engine | None = None,
         keep_missing: bool = False,
+        prune: bool = False,
+        retry: bool = False,
         follow: bool = False,
         progress: Progress | None = None,
         stop: Stop | None = None,
@@ -284,6 +290,8 @@ class ImageSearch:
             engine or Here(self._get, workers),
             folders,
             keep_missing=keep_missing,
+            prune=prune,
+            retry=retry,
             follow=follow,
             progress=progress,
             stop=stop,
@@ -300,6 +308,7 @@ class ImageSearch:
             while below := [record.path for record in self.store.records(where, limit=BLOCK)]:
                 removed += self.store.remove(below)
             removed += self.store.remove([name]) if name else 0
+        forget_marks(self.store)
         return removed
 
     def tag(self, paths: Iterable[Path_], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int:
@@ -345,18 +354,20 @@ class ImageSearch:
         where: Filter | None = None,
         min_score: float | None = None,
         offset: int = 0,
+        without: str | None = None,
     ) -> Results:
         """The k pictures most similar to a picture, to the part of it in a box, or to several pictures joined.
 
         `expand` (average, alpha) searches again with the query and its best results joined; `augment` compares with
         each result's own neighbours too; `rerank` (k-reciprocal, diffusion, superglobal) orders the best results anew.
-        `offset` leaves out as many of the first results.
+        `offset` leaves out as many of the first results, `without` the picture of that id.
         """
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset)
         images, boxes = _together(image, box)
         query = unit(self.descriptor.describe(images, boxes).numpy().sum(axis=0))
-        return find_matches(self.store, query, options, curve=self.calibration, started=started)
+        found = find_matches(self.store, query, options, curve=self.calibration, without=without, started=started)
+        return self._with_away(found)
 
     def search_id(
         self,
@@ -377,11 +388,19 @@ class ImageSearch:
         query = (
             self.vectors([id])[0] if box is None else unit(self.descriptor.describe([self.file(id)], [box]).numpy()[0])
         )
-        return find_matches(self.store, query, options, curve=self.calibration, without=id, started=started)
+        found = find_matches(self.store, query, options, curve=self.calibration, without=id, started=started)
+        return self._with_away(found)
 
     def search_vector(self, vector: NDArray[np.float32], k: int = 20, **options: Any) -> Results:
         """The same for a vector (D,) of this descriptor."""
-        return find_matches(self.store, unit(vector), Options(k, **options), curve=self.calibration)
+        return self._with_away(find_matches(self.store, unit(vector), Options(k, **options), curve=self.calibration))
+
+    def _with_away(self, results: Results) -> Results:
+        """It is said of each match whether its file is away."""
+        away = which_are_away(self.store, self.collection, [match.record.entry for match in results.matches])
+        if not away:
+            return results
+        return replace(results, matches=[replace(match, away=match.path in away) for match in results.matches])
 
     def vectors(self, ids: Sequence[str]) -> Vectors:
         return self.store.vectors(ids)
@@ -404,7 +423,9 @@ class ImageSearch:
             recipe=self.meta.recipe,
             dim=self.meta.dim,
             images=len(self.store),
+            away=away_folders(self.store),
             bad=sum(1 for _ in self.store.bad_files()),
+            failed=sync.failed(self.store),
             bytes=self.store.disk_bytes(),
             calibrated=self.calibration is not None,
             created=self.meta.created,

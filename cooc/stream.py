@@ -23,13 +23,12 @@ import torch
 from torch import Tensor
 
 from cooc.errors import CoocError, MachineError
-from cooc.pictures.batches import Bad, Item, batches, default_workers
+from cooc.pictures.batches import Bad, Batch, Item, batches, default_workers
 
 __all__ = ["batch_pixels", "download", "stream", "upload"]
 
 T = TypeVar("T")
 Begin = Callable[[Tensor], Callable[[], Iterable[T]]]
-FEW = 32  # pictures: for no more than that, starting decoding processes costs more time than they save
 
 
 def batch_pixels(device: torch.device) -> int:
@@ -56,14 +55,25 @@ def stream(
         if isinstance(batch, Bad):
             yield batch.item, batch.error
             continue
-        images = torch.empty(batch.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        batch.copy_to(images.numpy())
-        begun.append((batch.items, _begun(images.permute(0, 3, 1, 2), begin, fallback)))
+        try:
+            images = _gathered(batch, device)
+        except (RuntimeError, MemoryError) as error:  # torch's own is a RuntimeError
+            batch.give_back()
+            yield from ((item, _machine_error(error)) for item in batch.items)
+            continue
+        begun.append((batch.items, _begun(images, begin, fallback)))
         if len(begun) > ahead:
             done, results = begun.popleft()
             yield from zip(done, results(), strict=True)
     for done, results in begun:
         yield from zip(done, results(), strict=True)
+
+
+def _gathered(batch: Batch, device: torch.device) -> Tensor:
+    """The batch in memory of ours, from which a GPU can fetch it by itself: (B, 3, H, W)"""
+    images = torch.empty(batch.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    batch.copy_to(images.numpy())
+    return images.permute(0, 3, 1, 2)
 
 
 def _begun(images: Tensor, begin: Begin[T], fallback: Begin[T] | None) -> Callable[[], list[T | CoocError]]:
@@ -74,10 +84,7 @@ def _begun(images: Tensor, begin: Begin[T], fallback: Begin[T] | None) -> Callab
             return [one for part in (images[:half], images[half:]) for one in _begun(part, begin, fallback)()]
         if fallback is not None:
             return _begun(images, fallback, None)()
-        if isinstance(error, CoocError):
-            return [error]
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return [MachineError(f"This machine could not describe it ({text}). Free memory, or use --device cpu.")]
+        return [error if isinstance(error, CoocError) else _machine_error(error)]
 
     try:
         wait = begin(images)
@@ -92,6 +99,11 @@ def _begun(images: Tensor, begin: Begin[T], fallback: Begin[T] | None) -> Callab
             return again(error)
 
     return results
+
+
+def _machine_error(error: Exception) -> MachineError:
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return MachineError(f"This machine could not describe it ({text}). Free memory, or use --device cpu.")
 
 
 def upload(images: Tensor, device: torch.device) -> Tensor:

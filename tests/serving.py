@@ -85,7 +85,7 @@ def encoded(image: Image.Image, form: str = "PNG") -> bytes:
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
     """The application on a free port of this machine: its address."""
-    http = impatient(app.state.services.settings.head_seconds)
+    http = impatient(app.state.services.settings)
     config = uvicorn.Config(app, port=0, http=http, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

@@ -1,20 +1,26 @@
 """The page and the REST API over one `ImageSearch`.
 
-uvicorn.run(create_app(ImageSearch.open("photos/.cooc")), http=impatient(10))       what `cooc serve` does
+settings = Settings()
+uvicorn.run(create_app(ImageSearch.open("photos/.cooc"), settings), http=impatient(settings))    what `cooc serve` does
 
 settings.py     what may be done, by whom, and how much of it
 schemas.py      what goes in and out, as OpenAPI shows it
 routes.py       one function for each route: it calls the search object and shapes the answer
+services.py     what the routes share: the search object, processes that decode, bounded pools of threads
 pictures.py     files of the index, and small versions of them
 indexing.py     one indexing run at a time, with its progress
 security.py     who may ask: token, host, origin; headers; nothing inside shows outside
 limits.py       how much may be asked: rates, sizes, times, bounded pools
-connections.py  how long a server waits for a request to begin
+connections.py  how many may be connected, how long they are waited for
+open_files.py   how many files a process may have open, and what is said when there are no more
+head.py         HEAD for every GET
 metrics.py      numbers for Prometheus, lines for the log
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import resources
@@ -27,8 +33,10 @@ from starlette.types import Receive, Scope, Send
 from cooc import __version__
 from cooc.api import metrics, routes, security
 from cooc.api.connections import impatient
+from cooc.api.head import Head
 from cooc.api.limits import BodyLimits
-from cooc.api.routes import Services
+from cooc.api.open_files import quieten
+from cooc.api.services import Services
 from cooc.api.settings import Settings
 from cooc.image_search import ImageSearch
 
@@ -48,6 +56,8 @@ def create_app(search: ImageSearch, settings: Settings | None = None) -> FastAPI
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        quieten(asyncio.get_running_loop())
+        threading.Thread(target=services.start, daemon=True).start()
         yield
         services.close()
 
@@ -66,6 +76,7 @@ def create_app(search: ImageSearch, settings: Settings | None = None) -> FastAPI
     app.mount("/", Page(), name="page")
     security.hide_errors(app)
     # The last one added is the first to see a request.
+    app.add_middleware(Head)
     app.add_middleware(BodyLimits, settings=settings)
     app.add_middleware(security.Guard, settings=settings)
     app.add_middleware(metrics.Observer, metrics=services.metrics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import PurePosixPath
 
@@ -16,6 +17,7 @@ from cooc.errors import CoocError
 from cooc.image_search import ImageSearch
 from cooc.index.sync import Report
 from cooc.pictures import Folder
+from cooc.pictures.batches import default_workers
 
 __all__ = ["Indexing"]
 
@@ -70,7 +72,8 @@ class Indexing:
 
         try:
             with writer:
-                report = writer.index([folder], progress=progress, stop=self._stop.is_set)
+                workers = default_workers(self.search.descriptor.device.type)  # even for a few: not in this process
+                report = writer.index([folder], workers=workers, progress=progress, stop=self._stop.is_set)
             end = "stopped" if report.interrupted else "done"
             self.state = self.state.progressed(report).model_copy(update={"state": end})
         except CoocError as error:
@@ -89,10 +92,15 @@ class Indexing:
                 self.state = self.state.model_copy(update={"state": "stopping"})
             return self.state
 
-    def close(self) -> None:
+    def stop_for_good(self) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+
+    def close(self, until: float) -> bool:
+        """Has the run ended by then? What is committed stays, and the next run goes on from there."""
+        if self._thread is None:
+            return True
+        self._thread.join(max(until - time.monotonic(), 0))
+        return not self._thread.is_alive()
 
     def listen(self) -> AsyncIterator[str]:
         """Server-sent events: the state now, then whenever it has changed, until there is nothing to wait for."""

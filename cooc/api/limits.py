@@ -10,7 +10,8 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -32,21 +33,27 @@ class Pool:
         self.busy = 0  # running and waiting; touched by the event loop's thread alone
         self._seconds = 0.1  # that a piece of work takes, lately
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix=name)
+        self._futures: set[Future[Any]] = set()
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         if self.busy >= self.limit:
-            wait = math.ceil(self._seconds * self.busy / self.workers)
+            seconds = math.ceil(self._seconds * self.busy / self.workers)
             raise HTTPException(
-                503, "There is more to do than this server can: try again.", {"Retry-After": str(min(max(wait, 1), 60))}
+                503,
+                "There is more to do than this server can: try again.",
+                {"Retry-After": str(min(max(seconds, 1), 60))},
             )
         loop = asyncio.get_running_loop()
         self.busy += 1
         started = time.monotonic()
 
         def done(future: Future[T]) -> None:  # also when nobody waits for it any more
-            loop.call_soon_threadsafe(self._done, started)
+            self._futures.discard(future)
+            with suppress(RuntimeError):  # the loop may have ended before
+                loop.call_soon_threadsafe(self._done, started)
 
         future = self._threads.submit(work, *args)
+        self._futures.add(future)
         future.add_done_callback(done)
         return await asyncio.wrap_future(future)
 
@@ -55,8 +62,10 @@ class Pool:
         self._seconds += 0.1 * (took - self._seconds)
         self.busy -= 1
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+    def close(self, until: float) -> bool:
+        """Nothing more is begun. Has all ended by then? A thread cannot be stopped, only waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        return not wait(self._futures.copy(), max(until - time.monotonic(), 0)).not_done
 
 
 class RateLimit:

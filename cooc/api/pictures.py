@@ -7,7 +7,6 @@ there, put in after indexing, leads nowhere. From an object store or a tar it is
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import os
 import stat
@@ -25,7 +24,9 @@ from cooc.errors import ImageError
 from cooc.image_search import ImageSearch
 from cooc.index.store import Record
 from cooc.pictures import Folder
-from cooc.pictures.decode import Picture, image_info, open_image
+from cooc.pictures.decode import Picture, image_info
+from cooc.pictures.decoders import Decoders
+from cooc.pictures.thumbnails import thumbnail
 
 __all__ = ["Pictures", "StoredFile"]
 
@@ -49,8 +50,8 @@ class StoredFile:
 
 
 class Pictures:
-    def __init__(self, search: ImageSearch, keep_bytes: int) -> None:
-        self.search, self._keep = search, keep_bytes
+    def __init__(self, search: ImageSearch, decoders: Decoders, keep_bytes: int) -> None:
+        self.search, self.decoders, self._keep = search, decoders, keep_bytes
         self._small: OrderedDict[str, bytes] = OrderedDict()  # ETag -> JPEG, the one not used for longest first
         self._size = 0
         self._lock = threading.Lock()
@@ -92,7 +93,7 @@ class Pictures:
     def headers(self, file: StoredFile, content: Path | bytes) -> dict[str, str]:
         """Type by content, never by name."""
         try:
-            form = image_info(content).format or ""
+            form = self.decoders.run(image_info, content).format or ""
         except ImageError:
             form = ""
         kind = Image.MIME.get(form) or ("image/heic" if form == "HEIF" else "application/octet-stream")
@@ -107,11 +108,7 @@ class Pictures:
             if key in self._small:
                 self._small.move_to_end(key)
                 return self._small[key]
-        picture = open_image(self.content(file), size=side)
-        picture.thumbnail((side, side), Image.Resampling.LANCZOS)
-        stream = io.BytesIO()
-        picture.save(stream, "JPEG", quality=82)
-        data = stream.getvalue()
+        data = self.decoders.run(thumbnail, self.content(file), side)
         with self._lock:
             if key not in self._small:
                 self._small[key] = data

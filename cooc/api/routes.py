@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any
 
@@ -12,10 +13,6 @@ from starlette.exceptions import HTTPException
 
 from cooc import __version__
 from cooc.api import security
-from cooc.api.indexing import Indexing
-from cooc.api.limits import Pool
-from cooc.api.metrics import Metrics
-from cooc.api.pictures import Pictures
 from cooc.api.schemas import (
     BoxQuery,
     ExplanationOut,
@@ -36,36 +33,19 @@ from cooc.api.schemas import (
     Where,
     shown,
 )
-from cooc.api.settings import Settings
+from cooc.api.services import Services
 from cooc.errors import InputError
 from cooc.explanation import explain
 from cooc.image_search import ImageSearch
 from cooc.index.store import Filter
 from cooc.pictures.boxes import Box, parse_box
-from cooc.pictures.decode import image_info
+from cooc.pictures.decode import Decoded
 
-__all__ = ["Services", "router"]
+__all__ = ["router"]
 
 CACHED = "private, max-age=3600"
 STEPS = 2000  # looks into the index for one list of folders
 COMPARED = 5000  # pictures that one request may compare with one another
-
-
-class Services:
-    """What the routes share."""
-
-    def __init__(self, search: ImageSearch, settings: Settings) -> None:
-        self.search, self.settings = search, settings
-        self.describing = Pool("describing", settings.describing, settings.describing_waiting)
-        self.searching = Pool("searching", settings.searching, settings.searching_waiting)
-        self.pictures = Pictures(search, settings.thumbnail_bytes)
-        self.indexing = Indexing(search, settings)
-        self.metrics = Metrics(search, [self.describing, self.searching])
-
-    def close(self) -> None:
-        self.indexing.close()
-        self.describing.close()
-        self.searching.close()
 
 
 def _services(request: Request) -> Services:
@@ -142,33 +122,28 @@ async def search_by_upload(services: Shared, image: Uploads, options: Options, b
     if len(box) > len(image):
         raise InputError(f"{len(image)} pictures came with {len(box)} boxes.")
     boxes = [parse_box(text) if text else None for text in box] + [None] * (len(image) - len(box))
-    pictures = [await one.read() for one in image]
-
-    def work() -> ResultsOut:
-        for picture in pictures:
-            image_info(picture, max_pixels=services.settings.upload_pixels)  # before anything is decoded
-        return _search(services, options, image=pictures, box=boxes)
-
-    return await services.describing.run(work)
+    pictures = [await services.decode_sent(await one.read(), part) for one, part in zip(image, boxes, strict=True)]
+    return await services.describing.run(partial(_search, services, options, image=pictures, box=boxes))
 
 
 @router.get("/images/{id}/similar", tags=["search"], responses=_problems(404))
 async def search_by_id(services: Shared, id: ImageId, options: Options, box: BoxQuery = None) -> ResultsOut:
     """The same for a picture of the index, or for a part of it; it is not among the results itself."""
-    part = parse_box(box) if box else None
+    if box:
+        part = parse_box(box)
+        picture = await services.decode_own(id, part)
+        return await services.describing.run(partial(_search, services, options, image=picture, box=part, without=id))
 
     def work() -> ResultsOut:
-        if part is None:
-            services.pictures.record(id)
-        else:
-            services.pictures.find(id)  # its file will be read
-        return _search(services, options, id=id, box=part)
+        services.pictures.record(id)
+        return _search(services, options, id=id)
 
-    pool = services.describing if part else services.searching
-    return await pool.run(work)
+    return await services.searching.run(work)
 
 
-def _search(services: Services, options: SearchOptions, *, box: Any, image: Any = None, id: str = "") -> ResultsOut:
+def _search(
+    services: Services, options: SearchOptions, *, image: Any = None, box: Any = None, id: str = "", without: str = ""
+) -> ResultsOut:
     settings: dict[str, Any] = {
         "k": options.k,
         "offset": options.offset,
@@ -179,8 +154,8 @@ def _search(services: Services, options: SearchOptions, *, box: Any, image: Any 
         "min_score": options.min_score,
     }
     if id:
-        return ResultsOut.of(services.search.search_id(id, box=box, **settings), options)
-    return ResultsOut.of(services.search.search(image, box, **settings), options)
+        return ResultsOut.of(services.search.search_id(id, **settings), options)
+    return ResultsOut.of(services.search.search(image, box, without=without, **settings), options)
 
 
 @router.get("/images/{id}/near-duplicates", tags=["search"], responses=_problems(404))
@@ -190,7 +165,7 @@ async def near_duplicates_of(services: Shared, id: ImageId, threshold: Threshold
 
     def work() -> ResultsOut:
         services.pictures.record(id)
-        return _search(services, options, id=id, box=None)
+        return _search(services, options, id=id)
 
     return await services.searching.run(work)
 
@@ -219,13 +194,8 @@ async def near_duplicates(
 @router.post("/images/{id}/explanation", tags=["explanation"], responses=_problems(400, 404, 408, 413))
 async def explain_upload(services: Shared, id: ImageId, image: Upload, box: BoxForm = "") -> ExplanationOut:
     """Why this picture matches an uploaded one: the score as a sum over the positions of both."""
-    picture, part = await image.read(), parse_box(box) if box else None
-
-    def work() -> ExplanationOut:
-        image_info(picture, max_pixels=services.settings.upload_pixels)
-        return _explain(services, id, picture, part)
-
-    return await services.describing.run(work)
+    part = parse_box(box) if box else None
+    return await _explain(services, await services.decode_sent(await image.read(), part), part, id)
 
 
 @router.get("/images/{id}/explanation", tags=["explanation"], responses=_problems(404))
@@ -237,17 +207,16 @@ async def explain_id(
 ) -> ExplanationOut:
     """Why this picture matches another one of the index, or a part of it."""
     part = parse_box(box) if box else None
+    return await _explain(services, await services.decode_own(query, part), part, id)
+
+
+async def _explain(services: Services, query: Decoded, box: Box | None, id: str) -> ExplanationOut:
+    match = await services.decode_own(id)
 
     def work() -> ExplanationOut:
-        pictures = services.pictures
-        return _explain(services, id, pictures.content(pictures.find(query)), part)
+        return ExplanationOut.of(explain(services.search.descriptor, query, match, query_box=box))
 
     return await services.describing.run(work)
-
-
-def _explain(services: Services, id: str, query: Any, box: Box | None) -> ExplanationOut:
-    match = services.pictures.content(services.pictures.find(id))
-    return ExplanationOut.of(explain(services.search.descriptor, query, match, query_box=box))
 
 
 # Pictures
@@ -319,8 +288,8 @@ async def file(services: Shared, id: ImageId, request: Request) -> Response:
     cached = {"ETag": found.etag(), "Cache-Control": CACHED}
     if _matches(request, found.etag()):
         return Response(status_code=304, headers=cached)
-    content = await services.searching.run(services.pictures.content, found)
-    headers = cached | await services.searching.run(services.pictures.headers, found, content)
+    content = await services.showing.run(services.pictures.content, found)
+    headers = cached | await services.showing.run(services.pictures.headers, found, content)
     if isinstance(content, bytes):
         return Response(content, headers=headers)
     return FileResponse(content, stat_result=found.status, headers=headers)
@@ -343,7 +312,7 @@ async def thumbnail(
     cached = {"ETag": found.etag(str(int(side))), "Cache-Control": CACHED}
     if _matches(request, cached["ETag"]):
         return Response(status_code=304, headers=cached)
-    data = await services.searching.run(services.pictures.thumbnail, found, side)
+    data = await services.showing.run(services.pictures.thumbnail, found, side)
     return Response(data, media_type="image/jpeg", headers=cached)
 
 

@@ -26,8 +26,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cooc.api.limits import RateLimit
+from cooc.api.open_files import is_shortage, tell_shortage
 from cooc.api.settings import Settings
-from cooc.errors import CoocError, InputError, StoreLockedError
+from cooc.errors import CoocError, InputError, MachineError, StoreLockedError
 
 __all__ = ["COOKIE", "HEADERS", "Guard", "check_token", "hide_errors", "session"]
 
@@ -91,10 +92,14 @@ class Guard:
         except asyncio.CancelledError:  # the server ends, and has waited long enough
             if not started:
                 await _answer(503, "The server is being stopped.")(scope, receive, with_headers)
-        except Exception:
-            log.exception("%s %s", scope["method"], scope["path"])
-            if not started:
+        except Exception as error:
+            if is_shortage(error):
+                tell_shortage(error)
+                answer = _answer(503, "This machine has too much to do: try again.", {"Retry-After": "5"})
+            else:
+                log.exception("%s %s", scope["method"], scope["path"])
                 answer = _answer(500, "Something went wrong here; the server's log says what.")
+            if not started:
                 await answer(scope, receive, with_headers)
 
     def _refuse(self, scope: Scope) -> Response | None:
@@ -146,6 +151,9 @@ def hide_errors(app: FastAPI) -> None:
         if isinstance(error, InputError):
             root = request.app.state.services.search.collection.url
             return _answer(422, str(error).replace(f"{root}/", "").replace("<bytes>", "This file"))
+        if isinstance(error, MachineError):
+            log.error("%s %s: %s", request.method, request.url.path, error)
+            return _answer(503, "This machine could not do it at the moment: try again.", {"Retry-After": "10"})
         if isinstance(error, StoreLockedError):
             return _answer(409, "The index is being changed by another process: wait until it is done.")
         log.error("%s %s: %s", request.method, request.url.path, error)

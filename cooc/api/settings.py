@@ -23,7 +23,16 @@ class Settings:
     upload_pixels: int = 80_000_000  # of one picture
     upload_images: int = 8
     upload_seconds: float = 30.0  # for a whole request to arrive
-    head_seconds: float = 10.0  # for its first lines; what serves the application has to see to that (`impatient`)
+    decode_seconds: float = 30.0  # of processor time for one picture, sent or of the index
+    decode_bytes: int = 4 << 30  # of memory for it
+    decode_turn: float = 5.0  # seconds after which one that was sent makes room for others, if any wait
+
+    # What serves the application has to see to these: `uvicorn.Config(http=impatient(settings))`.
+    head_seconds: float = 10.0  # for the first lines of a request to arrive
+    write_seconds: float = 20.0  # for a client to take 64 kB of an answer
+    connections: int = 1000  # at a time; fewer, where the system lets us open fewer files
+    connections_each: int = 250  # of one address
+    grace_seconds: int = 5  # for requests under way when the server is told to end
 
     rate: float = 50.0  # requests of one client in a second, on average; 0 does not limit
     burst: int = 400  # requests that it may send at once: a page of thumbnails
@@ -31,6 +40,10 @@ class Settings:
     describing_waiting: int = 8  # requests that may wait for one of them; more are told to come again
     searching: int = min(4, os.cpu_count() or 1)  # threads that search; the engine uses all cores, too
     searching_waiting: int = 256
+    decoding: int = 2  # processes that decode what is sent
+    decoding_waiting: int = 8
+    showing: int = max(2, min(4, os.cpu_count() or 1))  # processes that decode pictures of the index, for thumbnails
+    showing_waiting: int = 256
     streams: int = 16  # that may listen to the progress of indexing
     thumbnail_bytes: int = 64 << 20  # kept in memory
 

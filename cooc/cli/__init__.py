@@ -12,7 +12,8 @@
     planning.py       plan
 
 Exit codes: 0 done; 2 wrong input; 3 done, but some files were left out and reported; 4 weights; 5 index; 6 data set;
-130 interrupted; 1 anything else. The heavy modules are imported inside the commands, so that --help is quick.
+7 this machine failed; 130 interrupted; 1 anything else. The heavy modules are imported inside the commands, so that
+--help is quick.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from cooc import __version__
-from cooc.errors import CoocError
+from cooc.errors import CoocError, MachineError
 
 __all__ = ["app", "err", "main", "out"]
 
@@ -77,6 +78,13 @@ def run(app: typer.Typer) -> None:
     except BrokenPipeError:  # `cooc ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except (OSError, MemoryError) as error:
+        from cooc.pictures.faults import is_machine
+
+        if os.environ.get("COOC_DEBUG") or not is_machine(error):
+            raise
+        err.print(f"cooc: this machine failed: {error or type(error).__name__}", style="red", markup=False)
+        sys.exit(MachineError.exit_code)
 
 
 # Each adds its commands to app.

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cooc.cli import app, err, out
+from cooc.cli import app, out
 from cooc.cli.describing import DEFAULT, DeviceOption, JsonOption, WorkersOption
-from cooc.errors import PARTIAL, InputError, StoreMissingError, UnknownNameError
+from cooc.cli.runs import finish, running
+from cooc.errors import InputError, StoreMissingError, UnknownNameError
 
 if TYPE_CHECKING:
     from cooc.image_search import ImageSearch
-    from cooc.index.sync import Engine, Report
+    from cooc.index.engine import Engine
 
 NAME = ".cooc"
 ENGINES = ("here", "ray")
-SAID = 10  # bad files that are named at the end of a run; `cooc status --bad` names all
-EVENT_SECONDS = 1.0  # between two lines of --json
 TIDY = 0.1  # share of the index that changed, from which it is compacted after a run
 
 IndexOption = Annotated[
@@ -82,39 +77,48 @@ def index(
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", help="Follow symbolic links.")] = False,
     keep_missing: Annotated[bool, typer.Option("--keep-missing", help="Keep what is no longer on disk.")] = False,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Pictures of empty or missing folders are gone for good."),
+    ] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Try bad files again that have not changed.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but problems.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each event.")] = False,
 ) -> None:
     """Index folders of pictures, or bring their index up to date.
 
     Only new and changed pictures are described. Stop it when you like, and run it again: it goes on where it was.
+    Pictures of a folder that is empty or missing (is its disk mounted?) stay in the index, marked as away.
     """
     from cooc.pictures import is_url
 
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
-    for folder in folders:
-        if not is_url(folder) and not Path(folder).is_dir() and not folder.endswith(".tar"):
-            raise InputError(f"{folder!r} is not a folder. For single pictures: cooc add FILE --index INDEX")
+    missing = [f for f in folders if not is_url(f) and not Path(f).is_dir() and not f.endswith(".tar")]
+    for folder in missing:
+        if not index or Path(folder).exists():  # else the index may know it: then it is away
+            raise _no_folder(folder)
     if not index and len(folders) > 1:
         raise InputError("Several folders need --index INDEX, where their common index is kept.")
     pictures = root or _common(folders)
     if not index and is_url(pictures):
         raise InputError(f"Pictures in {pictures} need --index INDEX: a folder of this machine, or a server.")
     where = index or str(Path(folders[0]) / NAME)
-    with _open_or_create(where, recipe, pictures, device, storage) as search:
-        with _progress(quiet, as_json) as progress:
+    with _open_or_create(where, recipe, pictures, device, storage, missing) as search:
+        with running(search, quiet, as_json) as progress:
             report = search.index(
                 folders,
                 workers=workers,
                 engine=_on_ray(search, address, workers, device) if engine == "ray" else None,
                 keep_missing=keep_missing,
+                prune=prune,
+                retry=retry,
                 follow=follow,
                 progress=progress,
             )
         if not report.interrupted and report.described + report.removed > TIDY * len(search.store):
             search.store.compact()
-        _finish(search, report, quiet, as_json)
+        finish(search, report, quiet, as_json)
 
 
 @app.command()
@@ -132,9 +136,9 @@ def add(
         if Path(file).is_dir():
             raise InputError(f"{file!r} is a folder: cooc index {file}")
     with ImageSearch.open(find_index(index), write=True, device=device) as search:
-        with _progress(quiet, as_json) as progress:
+        with running(search, quiet, as_json) as progress:
             report = search.add(files, progress=progress)
-        _finish(search, report, quiet, as_json)
+        finish(search, report, quiet, as_json)
 
 
 @app.command()
@@ -174,7 +178,7 @@ def tag(
 @app.command()
 def status(
     index: IndexOption = "",
-    bad: Annotated[bool, typer.Option("--bad", help="List the files that were left out, and why.")] = False,
+    bad: Annotated[bool, typer.Option("--bad", help="List the bad files: why, and since when.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """What an index holds."""
@@ -184,8 +188,11 @@ def status(
     with ImageSearch.open(find_index(index)) as search:
         if bad:
             for file in search.store.bad_files():
-                line = json.dumps({"path": file.path, "reason": file.reason})
-                typer.echo(line) if as_json else out.print(f"{shown(file.path)}: {shown(file.reason)}", markup=False)
+                if as_json:
+                    typer.echo(json.dumps({"path": file.path, "reason": file.reason, "since": file.since}))
+                else:
+                    since = f" (since {_moment(file.since)})" if file.since else ""
+                    out.print(f"{shown(file.path)}: {shown(file.reason)}{since}", markup=False)
             return
         found = search.status()
     if as_json:
@@ -195,13 +202,22 @@ def status(
     table.add_row("index", shown(found.index))
     table.add_row("root", shown(found.root))
     table.add_row("pictures", f"{found.images:,}")
+    for folder, since in sorted(found.away.items()):
+        table.add_row("away", f"{shown(folder) or 'all'}, since {_moment(since)}")
     table.add_row("left out", f"{found.bad:,}" + ("  (cooc status --bad says why)" if found.bad else ""))
+    if found.failed:
+        table.add_row("failed", f"{found.failed:,}  (the machine did; cooc index tries them again)")
     table.add_row("recipe", f"{found.recipe}, {found.dim} numbers")
     table.add_row("match probability", "yes" if found.calibrated else "no: this recipe is not calibrated")
     if found.bytes is not None:
         table.add_row("on disk", f"{found.bytes / 1e6:,.1f} MB")
     table.add_row("made", f"{found.created} by cooc {found.cooc_version}")
     out.print(table, soft_wrap=False, crop=False)
+
+
+def _moment(text: str) -> str:
+    """An ISO time as people read it: to the minute, and it is UTC."""
+    return f"{text[:16].replace('T', ' ')} UTC"
 
 
 @app.command()
@@ -270,12 +286,19 @@ def _on_ray(search: ImageSearch, address: str, workers: int | None, device: str)
     return OnRay(build, search.meta.weights_hash, address=address, workers=workers, device=device)
 
 
-def _open_or_create(where: str, recipe: str, root: str, device: str, storage: str) -> ImageSearch:
+def _no_folder(name: str) -> InputError:
+    return InputError(f"{name!r} is not a folder. For single pictures: cooc add FILE --index INDEX")
+
+
+def _open_or_create(where: str, recipe: str, root: str, device: str, storage: str, missing: list[str]) -> ImageSearch:
+    """`missing`: folders that are not there, of which only an index that is there may know something."""
     from cooc.image_search import ImageSearch
 
     try:
         search = ImageSearch.open(where, write=True, recipe=recipe or None, device=device)
-    except StoreMissingError:
+    except StoreMissingError as error:
+        if missing:
+            raise _no_folder(missing[0]) from error
         chosen = storage or "float32"
         return ImageSearch.create(where, recipe=recipe or DEFAULT, root=root, storage=chosen, device=device)
     if storage not in ("", search.meta.storage):
@@ -284,64 +307,3 @@ def _open_or_create(where: str, recipe: str, root: str, device: str, storage: st
             f"The index {search.index_name} keeps vectors as {search.meta.storage}: for {storage} build another one."
         )
     return search
-
-
-@contextmanager
-def _progress(quiet: bool, as_json: bool) -> Iterator[Any]:
-    """What to call with a report as it grows: a bar, lines of JSON, or nothing."""
-    if as_json:
-        last = 0.0
-
-        def line(report: Report) -> None:
-            nonlocal last
-            if time.monotonic() - last >= EVENT_SECONDS:
-                last = time.monotonic()
-                typer.echo(json.dumps({"event": "progress", **asdict(report)}))
-
-        yield line
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TaskProgressColumn(show_speed=True),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
-        task = bar.add_task("indexing", total=None, rate="")
-
-        def show(report: Report) -> None:
-            rate = f"{report.described / report.seconds:.1f} described/s" if report.seconds else ""
-            bad = f", {report.bad} bad" if report.bad else ""
-            bar.update(task, completed=report.done, total=report.total, rate=rate + bad)
-
-        yield show
-
-
-def _finish(search: ImageSearch, report: Report, quiet: bool, as_json: bool) -> None:
-    """Say what was done. Exit code: 130 interrupted, 3 something left out, else 0."""
-    from cooc.cli.showing import shown
-
-    bad = search.store.bad_files() if report.bad else iter(())
-    if as_json:
-        for file in bad:
-            typer.echo(json.dumps({"event": "bad", "path": file.path, "reason": file.reason}))
-        typer.echo(json.dumps({"event": "done", **asdict(report), "images": len(search.store)}))
-    else:
-        for number, file in enumerate(bad):
-            if number == SAID:
-                err.print("... and more: cooc status --bad", style="yellow")
-                break
-            err.print(f"left out: {shown(file.path)}: {shown(file.reason)}", style="yellow", markup=False)
-        for note in report.notes:
-            err.print(note, style="yellow", markup=False)
-        if not quiet:
-            kinds = ("described", "copied", "moved", "unchanged", "removed", "bad")
-            done = ", ".join(f"{getattr(report, kind)} {kind}" for kind in kinds if getattr(report, kind))
-            what = "Interrupted; run it again to go on. " if report.interrupted else ""
-            out.print(f"{what}{done or 'No pictures'} in {report.seconds:.1f} s; {len(search.store)} in the index.")
-    if report.interrupted:
-        raise typer.Exit(130)
-    if report.bad or report.notes:
-        raise typer.Exit(PARTIAL)

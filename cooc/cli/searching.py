@@ -256,6 +256,7 @@ def _match(match: Match, found: ImageSearch) -> dict[str, Any]:
         "height": r.height,
         "taken": r.taken,
         "tags": sorted(r.tags),
+        "away": match.away,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -86,24 +87,29 @@ def serve(
         import uvicorn
 
         from cooc.api import create_app, impatient
+        from cooc.api.connections import BACKLOG
+        from cooc.api.open_files import raise_limit
     except ImportError as error:
         raise InputError(f"Serving needs {error.name}: pip install 'cooc[serve]'.") from error
     from cooc.image_search import ImageSearch
 
+    raise_limit()
     with ImageSearch.open(find_index(index), device=device) as search:
         err.print("Loading the network ...")
         search.descriptor  # noqa: B018 (so that the first request does not wait for it)
+        application = create_app(search, settings)
         config = uvicorn.Config(
-            create_app(search, settings),
-            http=impatient(settings.head_seconds),
+            application,
+            http=impatient(settings),
+            ws="none",
             host=host,
             port=port,
             access_log=False,  # ours holds no queries
-            log_level="warning",
+            log_level="error",  # a line for each request that is none would be a way to fill the disk
             server_header=False,
-            proxy_headers=False,  # a client's address is what the rate limit goes by
-            limit_concurrency=1000,
-            timeout_graceful_shutdown=5,
+            proxy_headers=False,  # a client's address is what limits go by
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=settings.grace_seconds,
         )
         server = uvicorn.Server(config)
         socket = config.bind_socket()
@@ -112,3 +118,5 @@ def serve(
         out.print(f"{len(search.store)} pictures at {address}  (Ctrl-C ends it)", markup=False)
         with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends, when all is well
             server.run([socket])
+    if not application.state.services.ended:
+        os._exit(0)  # Python would wait for a thread that describes; nothing of it has to be kept

@@ -76,7 +76,7 @@ def table(answer: Answer, files: Files, pictures: bool) -> Table:
         rows.add_column(title, justify="right" if title in ("#", "score", "match") else "left", no_wrap=True)
     for number, match in enumerate(answer.results.matches, start=1):
         cells: list[Any] = [str(number)] + ([blocks(_picture(match, files, 32))] if pictures else [])
-        name = Text(shown(match.path), Style(link=files.link(match.path)))
+        name = Text(shown(match.path) + "  (away)" * match.away, Style(link=files.link(match.path)))
         rows.add_row(*cells, f"{match.score:.3f}", percent(match.probability), name)
     return rows
 
@@ -180,6 +180,7 @@ def _figure(match: Match, files: Files) -> str:
     chance = "" if match.probability is None else f" · {percent(match.probability)} match"
     name = f"<a href='{html.escape(files.link(match.path))}'>{_escaped(match.path)}</a>"
     date = f" <small>{match.record.taken[:10]}</small>" if match.record.taken else ""
+    date += " <small>(away)</small>" * match.away
     picture = _img(_picture(match, files, TILE), match.path)
     return f"<figure>{picture}<figcaption><b>{match.score:.3f}</b>{chance}<br>{name}{date}</figcaption></figure>"
 

@@ -102,10 +102,11 @@ def rebuild(
     for note in report.notes:
         err.print(note, style="yellow", markup=False)
     done = "Interrupted; run it again to go on. " if report.interrupted else ""
-    out.print(f"{done}{report.done - report.bad} pictures described, {report.bad} left out.")
+    left_out = report.bad + report.failed
+    out.print(f"{done}{report.done - left_out} pictures described, {left_out} left out.")
     if report.interrupted:
         raise typer.Exit(130)
-    if report.bad or report.notes:
+    if left_out or report.notes:
         raise typer.Exit(PARTIAL)
 
 

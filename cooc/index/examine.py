@@ -14,13 +14,15 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from dataclasses import dataclass
 from itertools import islice
 
-from cooc.errors import CoocError
+from cooc.errors import CoocError, UnreadableError
 from cooc.index.store import Record
 from cooc.pictures import Collection, Entry
 from cooc.pictures.decode import ImageInfo, Picture, image_info
+from cooc.pictures.decoders import Decoders
+from cooc.pictures.faults import blame, is_machine
 from cooc.pictures.worker import start
 
-__all__ = ["CHANGED", "READERS", "Candidate", "Examined", "Reader", "examine", "unreadable"]
+__all__ = ["CHANGED", "READERS", "Candidate", "Examined", "Reader", "examine"]
 
 READERS = 4  # threads or processes; hashing and reading let others run
 AHEAD = 64  # files that threads read ahead
@@ -28,7 +30,6 @@ CHUNK = 16  # files that a process is sent at once
 CHUNKS_AHEAD = 3 * READERS
 
 CHANGED = "It changed while it was being read. The next run tries again."
-CRASHED = "Reading the header of this picture crashed the reader. Leave the file out, or save it again."
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Candidate:
 
     file: Entry
     known: Record | None
+    damaged: bool = False  # is what the index knows of it? Then it is described again, whether it changed or not.
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,11 @@ class Examined:
 
     file: Entry
     known: Record | None
+    damaged: bool = False
     sha256: str = ""
     info: ImageInfo | None = None
     picture: Picture | None = None  # to be decoded
-    problem: str = ""
-    gone: bool = False  # its content is no picture: what the index knows under this name is not true any more
+    error: CoocError | None = None  # an ImageError (but no UnreadableError) is its content's
 
     @property
     def record(self) -> Record:
@@ -58,24 +60,18 @@ class Examined:
 
 
 def examine(collection: Collection, candidate: Candidate) -> Examined:
-    """Read the content once: its hash, and what the header says if the hash is not the known one."""
-    file, known = candidate.file, candidate.known
+    """Read the content once: its hash, and what the header says unless the hash is the known one."""
+    file, known, damaged = candidate.file, candidate.known, candidate.damaged
     try:
         sha256, picture, later = collection.fetch(file)
-        if known is not None and known.sha256 == sha256:
-            return Examined(file, known, sha256)
+        if known is not None and known.sha256 == sha256 and not damaged:
+            return Examined(file, known, sha256=sha256)
         info = image_info(picture)
         if not collection.steady and collection.stamp(file) != file.stamp:
-            return Examined(file, known, problem=CHANGED)
-    except OSError as error:
-        return Examined(file, known, problem=unreadable(error))
-    except CoocError as error:
-        return Examined(file, known, problem=str(error), gone=True)
-    return Examined(file, known, sha256, info, later)
-
-
-def unreadable(error: OSError) -> str:
-    return f"It cannot be read ({error.strerror or error})."
+            raise UnreadableError(CHANGED)
+    except (CoocError, OSError, MemoryError) as error:
+        return Examined(file, known, damaged, error=blame(error, repr(collection.address(file.name))))
+    return Examined(file, known, damaged, sha256, info, later)
 
 
 class Reader:
@@ -107,30 +103,28 @@ class Reader:
     def _submit(self, chunk: list[Candidate]) -> Future[list[Examined]]:
         try:
             return self.pool.submit(_examine_all, self.collection, chunk)
-        except BrokenExecutor as error:  # `_result` sees to it in its turn
+        except (RuntimeError, OSError) as error:  # a process died, or cannot be started: `_result` sees to it
             failed: Future[list[Examined]] = Future()
             failed.set_exception(error)
             return failed
 
     def _result(self, chunk: list[Candidate], pool: Executor, future: Future[list[Examined]]) -> list[Examined]:
-        """Where a process died, all that was under way there is read one file at a time."""
+        """Where a process died or could not be started, what was under way there is read one file at a time."""
         try:
             return future.result()
-        except BrokenExecutor:
-            if pool is self.pool:
+        except Exception as error:
+            if not isinstance(error, BrokenExecutor) and not is_machine(error):
+                raise
+            if pool is self.pool and self.chunk > 1:
                 self._replace()
-            return list(self._one_by_one(chunk))
+            with Decoders() as alone:
+                return [self._alone(alone, one) for one in chunk]
 
-    def _one_by_one(self, chunk: list[Candidate]) -> Iterator[Examined]:
-        """In a process that does nothing else: if it dies, it dies of this file."""
-        pool = _processes(1)
-        for one in chunk:
-            try:
-                yield pool.submit(examine, self.collection, one).result()
-            except BrokenExecutor:
-                yield Examined(one.file, one.known, problem=CRASHED)
-                pool = _processes(1)
-        pool.shutdown()
+    def _alone(self, alone: Decoders, one: Candidate) -> Examined:
+        try:
+            return alone.run(_examine_alone, self.collection.address(one.file.name), self.collection, one)
+        except CoocError as error:
+            return Examined(one.file, one.known, one.damaged, error=error)
 
     def _replace(self) -> None:
         self.pool.shutdown(wait=False)
@@ -139,6 +133,10 @@ class Reader:
 
 def _processes(count: int) -> Executor:
     return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), start)
+
+
+def _examine_alone(address: str, collection: Collection, file: Candidate) -> Examined:
+    return examine(collection, file)
 
 
 def _examine_all(collection: Collection, chunk: list[Candidate]) -> list[Examined]:

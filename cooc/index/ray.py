@@ -7,7 +7,8 @@ The driver, which is the one writer of the index, keeps a few chunks under way a
 only as chunks come back, so memory is bounded everywhere. Workers hold nothing that counts: a chunk whose worker or
 machine is lost is given to another one, its vectors are committed once, and whatever stops the driver the next run
 goes on from the last commit, as on one machine. A file that takes its worker along each time is found out and
-reported. All machines must see the pictures under the same address, and have cooc and the network's weights.
+reported; what a worker's machine failed on is given to others, before it counts as failed. All machines must see the
+pictures under the same address, and have cooc and the network's weights.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from cooc.errors import CoocError, InputError, StoreMismatchError
+from cooc.errors import CoocError, InputError, MachineError, StoreMismatchError
+from cooc.index.engine import Decide, Described, Describer, Vector, describe_items
 from cooc.index.examine import READERS, Candidate, Examined, examine
-from cooc.index.sync import Decide, Described, Describer, Vector, describe_items
 from cooc.pictures import Collection
+from cooc.pictures.faults import is_machine
 
 __all__ = ["OnRay"]
 
@@ -36,10 +38,11 @@ UNDER_WAY = 3  # chunks at each worker: one is described, one is read, one waits
 CHUNK_SECONDS = 2.0  # of work in a chunk: little is lost with one, and calls cost nothing beside it
 SMALLEST, LARGEST = 4, 256  # files of a chunk
 SUSPECT, GUILTY = 2, 4  # losses of its worker after which a file is tried alone, and after which it is given up
+TRIES = 3  # of a file by workers whose machines fail on it
 FAILURES = 20  # starts that may fail, such as when a machine goes
 HELD = 256 << 20  # bytes of pictures that a worker keeps after it has examined them
 START_SECONDS = 300  # for the first worker to be there
-LOST = "Each worker that was given it ended without an answer; it may be too large for their memory."
+LOST = "Each worker that was given it ended without an answer; it may be too large for their memory. Try it alone."
 
 log = logging.getLogger("cooc")
 
@@ -59,6 +62,7 @@ class _Chunk:
     files: list[Candidate]
     seen: list[Examined] | None = None  # those that must be described; None: not yet known
     losses: int = 0
+    tries: int = 1
 
     def parts(self) -> list[_Chunk]:
         if self.seen is not None:
@@ -136,7 +140,7 @@ class _Run:
     files: Iterator[Candidate]
     size: int = SMALLEST
     failures: int = 0
-    again: deque[_Chunk] = field(default_factory=deque)  # whose worker was lost
+    again: deque[_Chunk] = field(default_factory=deque)  # whose worker was lost, or failed
     starting: dict[Any, _Worker] = field(default_factory=dict)
     ready: list[_Worker] = field(default_factory=list)
     running: dict[Any, tuple[_Worker, _Chunk]] = field(default_factory=dict)
@@ -253,8 +257,8 @@ class _Run:
             self._send(worker, chunk)
 
     def _give_up(self, chunk: _Chunk) -> None:
-        for one in chunk.seen or [Examined(one.file, one.known) for one in chunk.files]:
-            self.decide(replace(one, problem=LOST))
+        for one in chunk.seen or [Examined(one.file, one.known, one.damaged) for one in chunk.files]:
+            self.decide(replace(one, error=MachineError(LOST)))
 
     def _send(self, worker: _Worker, chunk: _Chunk) -> None:
         call = worker.actor.examine if chunk.seen is None else worker.actor.describe
@@ -265,11 +269,19 @@ class _Run:
         try:
             result = self.ray.get(ref)
         except self.ray.exceptions.RayTaskError as error:
+            if is_machine(error.cause):
+                self._lose(worker, chunk)
+                return
             raise CoocError(f"A worker failed: {error.cause}") from error
         except self.ray.exceptions.RayError:
             self._lose(worker, chunk)
             return
         if chunk.seen is None:
+            failed = {one.file.name for one in result if isinstance(one.error, MachineError)}
+            if failed and chunk.tries < TRIES:
+                files = [one for one in chunk.files if one.file.name in failed]
+                self.again.append(_Chunk(files, None, chunk.losses, chunk.tries + 1))
+                result = [one for one in result if one.file.name not in failed]
             chunk.seen = [one for one in result if self.decide(one)]
             if chunk.seen:
                 self._send(worker, chunk)
@@ -277,7 +289,12 @@ class _Run:
         else:
             vectors, seconds = result
             self.size = min(max(round(len(vectors) / max(seconds, 1e-9) * CHUNK_SECONDS), SMALLEST), LARGEST)
-            yield from zip(chunk.seen, vectors, strict=True)
+            found = list(zip(chunk.seen, vectors, strict=True))
+            failing = [one for one, result in found if isinstance(result, MachineError)]
+            if failing and chunk.tries < TRIES:
+                self.again.append(_Chunk([], failing, chunk.losses, chunk.tries + 1))
+                found = [(one, result) for one, result in found if not isinstance(result, MachineError)]
+            yield from found
         worker.chunks -= 1
         worker.alone = False
 

@@ -33,6 +33,7 @@ class Match:
     score: float  # inner product with the query, however the results were ordered
     probability: float | None  # that it shows the same thing; None if nobody has counted for this descriptor
     record: Record
+    away: bool = False  # its file is not there now, but may come back with its folder
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,10 @@
 Each step passes on only what it cannot settle: most files of a second run end at the first question, a touched file at
 the second, moved and copied ones (known by their content) at the third. The steps are generators, so that memory does
 not grow with the collection; changes are committed every few seconds, so that whatever stops the run loses no more.
+
+What is wrong with a file's content is remembered, and takes its old record away. What this machine cannot do (memory, a
+disk) says nothing about the file: what is known of it stays, the next run tries again, and a machine that fails again
+and again ends the run. Files that are gone were deleted, or are away with their disk: see `away.py`.
 """
 
 from __future__ import annotations
@@ -14,71 +18,42 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from cooc.errors import CoocError, ImageError
-from cooc.index.examine import CHANGED, Candidate, Examined, Reader, unreadable
+from cooc.errors import (
+    CoocError,
+    ImageError,
+    InputError,
+    MachineError,
+    StoreError,
+    UnreadableError,
+    VectorDamagedError,
+)
+from cooc.index.away import Absence, inside
+from cooc.index.changes import Changes
+from cooc.index.engine import Engine, Vector
+from cooc.index.examine import CHANGED, Candidate, Examined
+from cooc.index.report import Problem, Progress, Report, Stop
 from cooc.index.store import BadFile, Filter, Record, Store
-from cooc.pictures import Collection, Entry, Folder
-from cooc.pictures.batches import Item, default_workers
-from cooc.pictures.collection import Stamp
+from cooc.pictures import Collection, Entry
+from cooc.pictures.faults import blame, is_machine
 
-__all__ = ["Engine", "Report", "add_files", "synchronise"]
+__all__ = ["Engine", "Progress", "Report", "Stop", "add_files", "failed", "synchronise"]
 
 COMMIT_SECONDS = 3.0
 COMMIT_IMAGES = 1000
 CHUNK = 256  # files looked up at once
-FEW = 32  # pictures: for no more than that, starting worker processes costs more time than they save
 PROGRESS_SECONDS = 0.1
+FAILURES = 8  # in a row, after which it is no use to go on
+SAID = 10  # folders that are away and named in the report
+FAILED, MOST_FAILED = "failed", 1000  # the store's note of files that a machine failed on, and how many it names
 
 VANISHED = "It vanished while it was being read."
 
 log = logging.getLogger("cooc")
-
-Vector = NDArray[np.float32]
-
-
-@dataclass
-class Report:
-    """What a run did. Each picture found is unchanged, described, copied, moved or bad; folders may be bad too."""
-
-    total: int | None = None  # pictures there are, once they have been counted
-    found: int = 0
-    unchanged: int = 0
-    described: int = 0
-    copied: int = 0  # same content as another picture: its vector was taken
-    moved: int = 0
-    removed: int = 0
-    bad: int = 0  # left out; `store.bad_files()` says why
-    interrupted: bool = False
-    seconds: float = 0.0
-    notes: list[str] = field(default_factory=list)  # what was not done, and why
-
-    @property
-    def done(self) -> int:
-        return self.unchanged + self.described + self.copied + self.moved + self.bad
-
-
-Progress = Callable[[Report], None]
-Stop = Callable[[], bool]
-
-
-Decide = Callable[[Examined], bool]  # must it be described?
-Described = tuple[Examined, Vector | CoocError]  # a vector, or why there is none
-
-
-class Engine(Protocol):
-    """What reads, decodes and describes: this process, or many machines (`cooc.index.ray`)."""
-
-    def describe(self, collection: Collection, files: Iterable[Candidate], decide: Decide) -> Iterator[Described]:
-        """Examine all files, ask about each, and describe those that must be; files are taken as there is room."""
-        ...
 
 
 def synchronise(
@@ -88,21 +63,28 @@ def synchronise(
     folders: Sequence[str | os.PathLike[str]],
     *,
     keep_missing: bool = False,
+    prune: bool = False,
+    retry: bool = False,
     follow: bool = False,
     progress: Progress | None = None,
     stop: Stop | None = None,
 ) -> Report:
     """Walk folders of the collection; add what is new, forget what is gone.
 
-    Ctrl-C, or `stop` when it returns true, ends the run early with what is done committed, and the report says so.
+    `keep_missing` forgets nothing; `prune` also what may be away with its folder. `retry` tries files again that were
+    found bad and have not changed. Ctrl-C, or `stop` when it returns true, ends the run early with what is done
+    committed, and the report says so; so does a failing machine, with a `MachineError`.
     """
-    run = _Run(store, collection, engine, progress, stop)
+    if keep_missing and prune:
+        raise InputError("Keep what is missing, or forget it: not both.")
+    run = _Run(store, collection, engine, progress, stop, retry=retry, follow=follow)
+    run.damaged.update(store.damaged())
     names = _outermost([collection.name(folder) for folder in folders])
-    walks = [run.walk(name, follow) for name in names]  # a folder that is not there is an error before any work
-    with run.counting(names, follow), run.ending():
+    walks = [run.walk(name) for name in names]  # a folder that is not there is an error before any work
+    with run.counting(names), run.ending():
         run.add(itertools.chain.from_iterable(walks))
         if not run.report.interrupted:
-            run.forget(names, keep_missing)
+            run.forget(names, keep_missing, prune)
     return run.report
 
 
@@ -114,11 +96,16 @@ def add_files(
     *,
     progress: Progress | None = None,
 ) -> Report:
-    """Add or replace these files. One that is not there is left out, and reported."""
-    run = _Run(store, collection, engine, progress, None)
+    """Add or replace these files, those that were bad too. One that is not there is left out, and reported."""
+    run = _Run(store, collection, engine, progress, None, retry=True)
     with run.ending():
         run.add(run.look(_once(collection.name(path) for path in paths)))
     return run.report
+
+
+def failed(store: Store) -> int:
+    """Files that a machine failed on in the last run: the next one tries them again, after all others."""
+    return len(store.notes().get(FAILED, ()))
 
 
 def _once(names: Iterable[str]) -> Iterator[str]:
@@ -128,117 +115,177 @@ def _once(names: Iterable[str]) -> Iterator[str]:
 
 def _outermost(names: list[str]) -> list[str]:
     """Without folders that lie in another one of them: nothing is walked twice."""
-
-    def inside(name: str, other: str) -> bool:
-        return name != other and (not other or name.startswith(other + "/"))
-
-    return [name for name in dict.fromkeys(names) if not any(inside(name, other) for other in names)]
+    return [name for name in dict.fromkeys(names) if not any(name != other and inside(name, other) for other in names)]
 
 
 class _Run:
     """One run: the steps of the chain, and what waits for the next commit."""
 
     def __init__(
-        self, store: Store, collection: Collection, engine: Engine, progress: Progress | None, stop: Stop | None
+        self,
+        store: Store,
+        collection: Collection,
+        engine: Engine,
+        progress: Progress | None,
+        stop: Stop | None,
+        *,
+        retry: bool,
+        follow: bool = False,
     ) -> None:
         self.store, self.collection, self.engine = store, collection, engine
         self.progress, self.stop = progress, stop
+        self.retry, self.follow = retry, follow
         self.report = Report()
-        self.known_bad = {bad.path: (bad.size, bad.mtime_ns) for bad in store.bad_files()}
+        self.absence = Absence(store, collection, follow)
+        self.known_bad = {bad.path: bad for bad in store.bad_files()}
+        self.damaged: set[str] = set()  # whose vectors are not what was written
         self.unreadable: set[str] = set()
-        self.reached: set[str] = set()  # the folders in which something was found
+        self.reached: set[str] = set()  # the walked folders in which something was found
+        self.failed_before = dict.fromkeys(store.notes().get(FAILED, ()))  # in their order
+        self.failed: dict[str, None] = {}
+        self.in_a_row = Counter[str]()  # failures of this machine, by what it was to do
+        self.failure: MachineError | None = None  # after too many: no further file is taken
         self.started = self.committed = self.shown = time.monotonic()
-        self._forget_pending()
+        self.pending = Changes()
 
     # the chain
 
-    def walk(self, name: str, follow: bool) -> Iterator[Entry]:
-        def unreadable(name: str, reason: str) -> None:
-            self._leave_out(name, f"It cannot be read ({reason}).")
+    def walk(self, name: str) -> Iterator[Entry]:
+        def unreadable(name: str, error: Exception) -> None:
             self.unreadable.add(name)
+            self._leave_out("listed", name, blame(error, repr(self.collection.address(name))))
 
-        entries = self.collection.entries(name, follow=follow, on_error=unreadable)
+        try:
+            entries = self.collection.entries(name, follow=self.follow, on_error=unreadable)
+        except InputError:
+            if not self._is_known_and_gone(name):
+                raise
+            entries = iter(())
 
         def walked() -> Iterator[Entry]:
             for entry in entries:
                 self.reached.add(name)
+                self.in_a_row["listed"] = 0
+                self.absence.saw(entry.name)
                 yield entry
 
         return walked()
 
+    def _is_known_and_gone(self, name: str) -> bool:
+        """A folder that had pictures and is surely not there: they are away, and other folders are gone through."""
+        if next(self.store.records(Filter(prefix=name or None), limit=1), None) is None:
+            return False
+        try:
+            return self.collection.vacant(name, follow=self.follow)
+        except OSError:
+            return False
+
     def look(self, names: Iterable[str]) -> Iterator[Entry]:
         for name in names:
             try:
-                yield self.collection.look(name)
-            except OSError as error:
+                entry = self.collection.look(name)
+            except (OSError, UnreadableError) as error:
                 self.report.found += 1
-                self._leave_out(name, unreadable(error))
+                self._leave_out("read", name, blame(error, repr(self.collection.address(name))))
+            else:
+                yield entry
 
     def add(self, files: Iterable[Entry]) -> None:
-        for seen, result in self.engine.describe(self.collection, self._changed(files), self._decide):
-            self._take(seen, result)
-            self._tick()
-            if self.stop is not None and self.stop():  # much has been read ahead by now, and describing takes long
-                self.report.interrupted = True
-                return
+        described = self.engine.describe(self.collection, self._changed(files), self._decide)
+        try:
+            for seen, result in described:
+                self._take(seen, result)
+                self._tick()
+                if self.in_a_row["described"] >= FAILURES:
+                    break
+                if self.stop is not None and self.stop():  # much has been read ahead by now, and describing takes long
+                    self.report.interrupted = True
+                    return
+        finally:
+            if isinstance(described, Generator):  # ends its processes at once, whatever ended the run
+                described.close()
+        if self.failure is not None:
+            raise self.failure
 
     def _changed(self, files: Iterable[Entry]) -> Iterator[Candidate]:
         """Without the files whose size and time are those that the index knows."""
         remaining = iter(files)
+        last: list[Candidate] = []  # what a machine failed on in an earlier run: may others come before it fails again
         while chunk := list(itertools.islice(remaining, CHUNK)):
             for file, known in zip(chunk, self.store.find([file.name for file in chunk]), strict=True):
                 if self.stop is not None and self.stop():
                     self.report.interrupted = True
                     return
+                if self.failure is not None:  # what was read before is described still
+                    return
                 self.report.found += 1
-                if known is not None and file.stamp == (known.size, known.mtime_ns):
+                bad, damaged = self.known_bad.get(file.name), file.name in self.damaged
+                if known is not None and file.stamp == known.entry.stamp and not damaged:
                     self.report.unchanged += 1
-                    if file.name in self.known_bad:  # it was being written when a run saw it
-                        self.clear.append(file.name)
-                elif self.known_bad.get(file.name) == file.stamp:
+                    self.absence.recognise(file.name)
+                    if bad is not None:  # it was being written when a run saw it
+                        self.pending.clear.append(file.name)
+                elif bad is not None and (bad.size, bad.mtime_ns) == file.stamp and not self.retry:
                     self.report.bad += 1
+                    self.report.problems.append(Problem(file.name, bad.reason))
+                elif file.name in self.failed_before:
+                    last.append(Candidate(file, known, damaged))
                 else:
-                    yield Candidate(file, known)
+                    yield Candidate(file, known, damaged)
             self._tick()
+        for candidate in last:
+            if self.failure is not None:
+                return
+            del self.failed_before[candidate.file.name]
+            yield candidate
 
     def _decide(self, seen: Examined) -> bool:
         """Can nothing but the network settle it?"""
         file = seen.file
         describe = False
-        if seen.problem:
-            self._leave_out(file.name, seen.problem, seen)
-        elif seen.known is not None and seen.known.sha256 == seen.sha256:
+        if seen.error is not None:
+            self._leave_out("read", file.name, seen.error, seen)
+        elif seen.known is not None and seen.known.sha256 == seen.sha256 and not seen.damaged:
             self.report.unchanged += 1
-            self.touches[file.name] = file.mtime_ns
+            self.absence.recognise(file.name)
+            self.pending.touches[file.name] = file.mtime_ns
         else:
-            twins = [twin for twin in self.store.by_sha256(seen.sha256) if twin.path not in self.moves]
-            gone = next((twin.path for twin in twins if self._is_missing(twin)), None)
-            if gone is not None:
-                self.report.moved += 1
-                self.moves[gone] = file.name
-                self.touches[file.name] = file.mtime_ns
-            elif twins:
-                self.report.copied += 1
-                self.described.append((seen.record, self.store.vectors([twins[0].id])[0]))
-            else:
-                describe = True
+            describe = not self._is_known_elsewhere(seen)
+        if not isinstance(seen.error, MachineError):
+            self.in_a_row["read"] = 0
         self._tick()
         return describe
 
-    def _take(self, seen: Examined, result: Vector | CoocError) -> None:
-        if isinstance(result, CoocError):
-            self._leave_out(seen.file.name, str(result), replace(seen, gone=isinstance(result, ImageError)))
-        elif not self.collection.steady and self._stamp(seen.file) != seen.file.stamp:
-            self._leave_out(seen.file.name, CHANGED, seen)
-        else:
-            self.report.described += 1
-            self.described.append((seen.record, result))
+    def _is_known_elsewhere(self, seen: Examined) -> bool:
+        """By its content: then it has moved, or is a copy."""
+        name = seen.file.name
+        twins = [
+            one for one in self.store.by_sha256(seen.sha256) if one.path not in self.pending.moves and one.path != name
+        ]
+        missing = [twin for twin in twins if self._is_missing(twin)]
+        away = [twin for twin in missing if self.absence.unmounted(twin.path)]
+        gone = next((twin.path for twin in missing if twin not in away), None)
+        if gone is not None:
+            self.pending.moves[gone] = name
+            if gone not in self.damaged:
+                self.report.moved += 1
+                self.pending.touches[name] = seen.file.mtime_ns
+                self.absence.recognise(name, gone)
+                return True
+        vector = self._vector_of(twins)
+        if vector is None:
+            return False
+        self.report.copied += 1
+        tags = frozenset[str]().union(*(twin.tags for twin in away))  # perhaps its disk has another name now
+        self.pending.described.append((replace(seen.record, tags=tags), vector))
+        return True
 
-    def _stamp(self, file: Entry) -> Stamp | None:
-        try:
-            return self.collection.stamp(file)
-        except OSError:
-            return None
+    def _vector_of(self, twins: Iterable[Record]) -> Vector | None:
+        for twin in twins:
+            with suppress(VectorDamagedError):
+                vector: Vector = self.store.vectors([twin.id])[0]
+                return vector
+        return None
 
     def _is_missing(self, twin: Record) -> bool:
         """Surely not there. What only cannot be reached (permission, a broken disk) may still be."""
@@ -247,39 +294,75 @@ class _Run:
         except OSError:
             return False
 
-    def _leave_out(self, name: str, reason: str, seen: Examined | None = None) -> None:
-        """Report a bad file. If its content is bad, it is tried again when it has changed; else by the next run."""
-        self.report.bad += 1
+    def _take(self, seen: Examined, result: Vector | CoocError) -> None:
+        if isinstance(result, CoocError):
+            self._leave_out("described", seen.file.name, result, seen)
+            return
+        self.in_a_row["described"] = 0
+        if not self.collection.steady and (changed := self._changed_since(seen)):
+            self._leave_out("described", seen.file.name, changed, seen)
+            return
+        self.report.described += 1
+        self.pending.described.append((seen.record, result))
+
+    def _changed_since(self, seen: Examined) -> CoocError | None:
+        """Is what was examined no longer what lies there?"""
+        try:
+            now = self.collection.stamp(seen.file)
+        except OSError as error:
+            return blame(error, repr(self.collection.address(seen.file.name)))
+        return None if now == seen.file.stamp else UnreadableError(CHANGED if now else VANISHED)
+
+    def _leave_out(self, step: str, name: str, error: CoocError, seen: Examined | None = None) -> None:
+        """Report a file. If its content is bad, it is tried again when it has changed; else by the next run."""
         state = (-1, 0)
         if seen is not None:
-            now = self._stamp(seen.file)
-            if now != seen.file.stamp:
-                reason = CHANGED if now else VANISHED
-            elif seen.gone:
-                state = now
-                if seen.known is not None:
-                    self.removals.append(name)
-        self.bad.append(BadFile(name, *state, reason))
-        log.info("%s: %s", name, reason)
+            error = self._changed_since(seen) or error
+        log.info("%s: %s", name, error)
+        self.report.problems.append(Problem(name, str(error), isinstance(error, MachineError)))
+        if isinstance(error, MachineError):
+            self._failed(step, name, error)
+            return
+        self.report.bad += 1
+        if seen is not None and isinstance(error, ImageError) and not isinstance(error, UnreadableError):
+            state = seen.file.stamp
+            if seen.known is not None:
+                self.pending.removals.append(name)
+        self.pending.bad.append(BadFile(name, *state, str(error)))
 
-    def forget(self, names: Sequence[str], keep_missing: bool) -> None:
-        """Remove what is no longer on disk, unless a whole folder is empty: then its disk may not be mounted."""
+    def _failed(self, step: str, name: str, error: MachineError) -> None:
+        self.report.failed += 1
+        self.failed[name] = None
+        self.in_a_row[step] += 1
+        if self.in_a_row[step] >= FAILURES and self.failure is None:
+            self.failure = MachineError(
+                f"{FAILURES} files in a row could not be {step} on this machine, so the run was ended. What was done "
+                f"before is kept, nothing was forgotten: run it again when the machine is well. The last one: {error}"
+            )
+
+    def forget(self, names: Sequence[str], keep_missing: bool, prune: bool) -> None:
+        """Remove what is no longer on disk, unless it may be away with its folder."""
         self.commit()  # moved pictures are known by their new names
+        found = self.absence.found
         for name in names:
-            where = Filter(prefix=name or None)
-            if name not in self.reached:
-                if next(self.store.records(where, limit=1), None) is not None:
-                    self.report.notes.append(
-                        f"There are no pictures in {self.collection.address(name)!r}, where the index knows some. "
-                        "Nothing was removed: is the disk mounted? If they are gone for good: cooc remove FOLDER"
-                    )
-                continue
-            for file in self.collection.absent(self._ticking(where)) if not keep_missing else ():
-                self.removals.append(file.name)
-                self.report.removed += 1
-            below = (bad for bad in self.store.bad_files() if not name or bad.path.startswith(name + "/"))
+            for file in self.collection.absent(self._ticking(Filter(prefix=name or None))):
+                folder = None if prune else self.absence.away(file.name, name)
+                if folder is not None:
+                    self.report.away += 1
+                    found[folder] += 1
+                elif not keep_missing:
+                    self.pending.removals.append(file.name)
+                    self.report.removed += 1
+            below = (bad for bad in self.store.bad_files() if inside(bad.path, name))
             tried = (Entry(bad.path, bad.size, bad.mtime_ns) for bad in below if bad.path not in self.unreadable)
-            self.clear += [file.name for file in self.collection.absent(tried)]
+            for file in self.collection.absent(tried):
+                if self.absence.away(file.name, name) not in found:
+                    self.pending.clear.append(file.name)
+        self.absence.settle(names, self.reached)
+        self.report.notes += self.absence.notes(SAID)
+        self.failed_before = {
+            path: None for path in self.failed_before if not any(inside(path, name) for name in names)
+        }
 
     def _ticking(self, where: Filter) -> Iterator[Entry]:
         for record in self.store.records(where):
@@ -288,36 +371,14 @@ class _Run:
 
     # commits
 
-    def _forget_pending(self) -> None:
-        self.described: list[tuple[Record, Vector]] = []
-        self.moves: dict[str, str] = {}
-        self.touches: dict[str, int] = {}
-        self.removals: list[str] = []
-        self.bad: list[BadFile] = []
-        self.clear: list[str] = []
-
     def commit(self) -> None:
-        """Each of these is one transaction, and whatever comes between two of them the next run repairs."""
-        if self.moves:
-            self.store.rename(self.moves)
-        if self.described:
-            self.store.add([record for record, _ in self.described], np.stack([vector for _, vector in self.described]))
-        if self.removals:
-            self.store.remove(self.removals)
-        if self.touches:
-            self.store.touch(self.touches)
-            self.clear += self.touches
-        if self.clear:
-            self.store.clear_bad(self.clear)
-        if self.bad:
-            self.store.report_bad(self.bad)
-        self._forget_pending()
+        self.pending.commit(self.store)
+        self.pending = Changes()
         self.committed = time.monotonic()
 
     def _tick(self) -> None:
         now = time.monotonic()
-        waiting = len(self.described) + len(self.moves) + len(self.touches) + len(self.removals) + len(self.bad)
-        if waiting >= COMMIT_IMAGES or now - self.committed >= COMMIT_SECONDS:
+        if len(self.pending) >= COMMIT_IMAGES or now - self.committed >= COMMIT_SECONDS:
             self.commit()
         if self.progress is not None and now - self.shown >= PROGRESS_SECONDS:
             self.shown = now
@@ -326,30 +387,49 @@ class _Run:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Whether the run gets done or is interrupted: what waits is committed, and the report completed."""
+        """Whether the run gets done, is interrupted or fails: what waits is committed, and the report completed."""
+        failure: Exception | None = None
         try:
             yield
         except KeyboardInterrupt:
             self.report.interrupted = True
+        except StoreError:  # what could not be written will not be now
+            raise
+        except Exception as error:
+            failure = error
         self.commit()
+        self._note_failed()
         self.report.seconds = time.monotonic() - self.started
         if self.progress is not None:
             self.progress(self.report)
+        if failure is None:
+            return
+        if isinstance(failure, CoocError) or not is_machine(failure):
+            raise failure
+        raise MachineError(
+            f"This machine failed ({failure}), so the run was ended. What was done before is kept. Free memory or file "
+            "handles, check the disk, and run it again."
+        ) from failure
+
+    def _note_failed(self) -> None:
+        names = [*self.failed, *self.failed_before][:MOST_FAILED]
+        if names != self.store.notes().get(FAILED, []):
+            self.store.note(FAILED, names or None)
 
     @contextmanager
-    def counting(self, names: Sequence[str], follow: bool) -> Iterator[None]:
+    def counting(self, names: Sequence[str]) -> Iterator[None]:
         """Count the pictures beside the run, for whoever wants to show how much is left."""
         over = threading.Event()
 
         def count() -> None:
             total = 0
-            with suppress(CoocError):  # what cannot be listed now is told by the run itself
-                for name in names:
-                    for _ in self.collection.entries(name, follow=follow, on_error=lambda name, reason: None):
+            for name in names:
+                with suppress(CoocError, OSError, MemoryError):  # the run itself tells what cannot be listed
+                    for _ in self.collection.entries(name, follow=self.follow, on_error=lambda name, error: None):
                         total += 1
                         if over.is_set():
                             return
-                self.report.total = total
+            self.report.total = total
 
         if self.progress is not None and self.collection.cheap:
             threading.Thread(target=count, daemon=True).start()
@@ -357,48 +437,3 @@ class _Run:
             yield
         finally:
             over.set()
-
-
-# On this machine
-
-
-class Describer(Protocol):
-    """What makes vectors: a `cooc.descriptor.Descriptor`."""
-
-    @property
-    def device(self) -> Device: ...
-    def stream(self, items: Iterable[Item], *, workers: int | None = None) -> Iterator[tuple[Item, Vector | CoocError]]:
-        """Each item with its vector, or why it has none, in whatever order."""
-        ...
-
-
-class Device(Protocol):
-    @property
-    def type(self) -> str: ...
-
-
-class Here:
-    """The engine of one machine: threads or processes read ahead, others decode, the network describes."""
-
-    def __init__(self, describer: Callable[[], Describer], workers: int | None = None) -> None:
-        """The describer is loaded if there is something to describe."""
-        self.describer, self.workers = describer, workers
-
-    def describe(self, collection: Collection, files: Iterable[Candidate], decide: Decide) -> Iterator[Described]:
-        reader = Reader(collection)
-        items = (seen for seen in reader.examined(files) if decide(seen))
-        first = list(itertools.islice(items, FEW + 1))
-        if not first:
-            return
-        describer = self.describer()
-        workers = self.workers
-        if workers is None:
-            workers = default_workers(describer.device.type) if len(first) > FEW else 0
-        if workers > 1 and isinstance(collection, Folder):  # of others a connection is shared
-            reader.use_processes()
-        yield from describe_items(describer, itertools.chain(first, items), workers)
-
-
-def describe_items(describer: Describer, seen: Iterable[Examined], workers: int) -> Iterator[Described]:
-    items = (Item(one, one.picture) for one in seen if one.picture is not None)
-    return ((item.key, found) for item, found in describer.stream(items, workers=workers))

@@ -4,27 +4,28 @@
         batch.items, batch.shape       # (B, H, W, 3), in whatever order batches fill up
 
 Memory is bounded by the number of workers and the batch size, never by the number of pictures: items are taken from
-the iterable as there is room for them. Decoding runs in worker processes (a decoder that crashes takes its worker
-along, not the run: the file is reported as bad), or in threads with workers=0, for callers that cannot spawn any.
+the iterable as there is room for them. Decoding runs in other processes (a decoder that crashes, or takes too long,
+takes its process along, not the run: the file is reported), or in threads with workers=0, for a few pictures.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cooc.errors import CoocError, ImageError, MachineError
+from cooc.errors import CoocError, MachineError
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture
-from cooc.pictures.worker import Place, Shared, load, start
+from cooc.pictures.decoders import Decoders, Limits
+from cooc.pictures.worker import Place, Shared, load
 
 __all__ = ["Bad", "Batch", "Item", "batches", "decode", "default_workers"]
 
@@ -102,6 +103,9 @@ class Batch:
     def copy_to(self, out: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         """Once: the memory is given back."""
         np.stack([one.pixels for one in self._decoded], out=out)
+        self.give_back()
+
+    def give_back(self) -> None:
         for one in self._decoded:
             one.give_back()
 
@@ -149,11 +153,9 @@ def _decoded(items: Iterable[Item], size: int, min_side: int, workers: int, spar
         for item in items:
             running.append((item, pool.submit(item)))
             if len(running) >= ahead:
-                pool, result = _first(pool, running)
-                yield result
+                yield pool.result(*running.popleft())
         while running:
-            pool, result = _first(pool, running)
-            yield result
+            yield pool.result(*running.popleft())
     finally:
         pool.shutdown()
 
@@ -164,28 +166,18 @@ class _Task(NamedTuple):
 
 
 class _Pool:
-    """Processes that decode (workers import `images` alone, which starts fast and takes little memory), or threads."""
+    """Threads that decode, or that each ask a process to."""
 
-    def __init__(self, workers: int, places: int, size: int, min_side: int) -> None:
-        self.arguments = workers, places, size, min_side
-        self.executor: Executor
-        if workers:
-            self.shared = Shared(places, 3 * max(size, min_side) ** 2)
-            context = multiprocessing.get_context("spawn")
-            self.executor = ProcessPoolExecutor(workers, context, start, (self.shared.address,))
-        else:
-            self.shared = Shared(0, 0)
-            self.executor = ThreadPoolExecutor(2)
+    def __init__(self, workers: int, places: int, size: int, min_side: int, limits: Limits | None = None) -> None:
+        self.size, self.min_side = size, min_side
+        self.shared = Shared(places, 3 * max(size, min_side) ** 2) if workers else Shared(0, 0)
+        self.decoders = Decoders(limits, self.shared.address) if workers else None
+        self.threads = ThreadPoolExecutor(workers or 2, thread_name_prefix="decoding")
 
     def submit(self, item: Item) -> _Task:
-        _, _, size, min_side = self.arguments
         place = self.shared.free.pop() if self.shared.free else None  # the one that was used last
-        try:
-            return _Task(self.executor.submit(load, place, item.picture, size, item.box, min_side), place)
-        except BrokenExecutor as error:  # a worker died since the last result: `_first` sees to it in its turn
-            failed: Future[Pixels | tuple[int, ...]] = Future()
-            failed.set_exception(error)
-            return _Task(failed, place)
+        run = partial(self.decoders.run, load) if self.decoders else load
+        return _Task(self.threads.submit(run, item.picture, place, self.size, item.box, self.min_side), place)
 
     def result(self, item: Item, task: _Task) -> _Decoded | Bad:
         """The picture, or the reason why there is none. Whatever else one file does, it is one bad file."""
@@ -197,8 +189,6 @@ class _Pool:
 
         try:
             found = task.future.result()
-        except BrokenExecutor:
-            raise
         except CoocError as error:
             give_back()
             return Bad(item, error)
@@ -211,32 +201,8 @@ class _Pool:
             return _Decoded(item, found, lambda: None)
         return _Decoded(item, self.shared.view(place, found), give_back)
 
-    def anew(self) -> _Pool:
-        """Another one, with memory of its own: a worker that is about to be ended may still write."""
-        self.shutdown()
-        return _Pool(*self.arguments)
-
     def shutdown(self) -> None:
-        self.executor.shutdown(wait=False, cancel_futures=True)
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        if self.decoders is not None:
+            self.decoders.close()
         self.shared.close()
-
-
-def _first(pool: _Pool, running: deque[tuple[Item, _Task]]) -> tuple[_Pool, _Decoded | Bad]:
-    """The oldest result. Where a worker died, its pool is made anew and what was under way is decoded one at a time,
-    so that the file which kills a decoder is found out and the others are not blamed for it."""
-    item, task = running.popleft()
-    try:
-        return pool, pool.result(item, task)
-    except BrokenExecutor:
-        pool = pool.anew()
-    result: _Decoded | Bad
-    try:
-        result = pool.result(item, pool.submit(item))
-    except BrokenExecutor:
-        pool = pool.anew()
-        crashed = ImageError("Decoding this picture crashed the decoder. Leave the file out, or save it again.")
-        result = Bad(item, crashed)
-    again = [(other, pool.submit(other)) for other, _ in running]
-    running.clear()
-    running.extend(again)
-    return pool, result

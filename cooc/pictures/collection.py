@@ -10,10 +10,10 @@ from typing import NamedTuple, Protocol
 from cooc.errors import InputError
 from cooc.pictures.decode import Picture
 
-__all__ = ["Collection", "Entry", "Fetched", "OnError", "Stamp", "below", "is_url", "outside"]
+__all__ = ["Collection", "Entry", "Fetched", "OnError", "Stamp", "below", "fail", "is_mount", "is_url", "outside"]
 
 Stamp = tuple[int, int]  # size, time in nanoseconds
-OnError = Callable[[str, str], None]  # name, reason
+OnError = Callable[[str, Exception], None]  # name, what went wrong there
 
 
 class Entry(NamedTuple):
@@ -51,8 +51,16 @@ class Collection(Protocol):
         """The pictures below a folder. One that is not there is an error at once; later ones go to `on_error`."""
         ...
 
+    def vacant(self, folder: str, *, follow: bool) -> bool:
+        """Surely no picture below it: it is empty, or not there."""
+        ...
+
+    def mounted(self, folder: str) -> bool:
+        """Is it a disk of its own? Then it may come and go."""
+        ...
+
     def look(self, name: str) -> Entry:
-        """One file as it is now; FileNotFoundError if there is none."""
+        """One file as it is now; FileNotFoundError if there is none, UnreadableError if it is a folder or a pipe."""
         ...
 
     def stamp(self, file: Entry) -> Stamp | None:
@@ -73,6 +81,16 @@ def is_url(address: str | os.PathLike[str]) -> bool:
     """Does it name something else than a folder of this machine? Such names are strings: a Path would mangle them."""
     text = os.fsdecode(address)
     return text.startswith("tar+") or re.match(r"[a-z][a-z0-9+.-]+://", text) is not None
+
+
+def is_mount(path: str) -> bool:
+    """By the device, which is another one than that of the folder above."""
+    return os.path.ismount(path)
+
+
+def fail(name: str, error: Exception) -> None:
+    """An `OnError` for who must know all: what cannot be listed is an error."""
+    raise error
 
 
 def below(base: str, path: str) -> str | None:

@@ -1,11 +1,13 @@
 """Files -> upright RGB pictures, decoded safely.
 
 Pictures come from strangers: a file may be cut off, mislabelled, a bomb, or turned by 90 degrees. Whatever happens
-inside a decoder, callers see either an upright 8-bit RGB picture or an `ImageError` with the file and the repair.
+inside a decoder, callers see either an upright 8-bit RGB picture or an `ImageError` with the file and the repair;
+where this machine failed, and not the file, a `MachineError` (see `faults.py`).
 
     open_image   a picture (path, bytes, stream, Pillow image, array) as an upright RGB Pillow image
     load_image   the same as (H, W, 3) uint8, reduced to a longest side, cropped to a box
     image_info   size, format and date from the header alone
+    decode_ahead both of these, for whoever decodes in another process than it describes
 
 Colour profiles are not applied: the networks' own training pictures were read without them.
 """
@@ -16,7 +18,6 @@ import logging
 import math
 import os
 import re
-import stat
 import struct
 import threading
 import warnings
@@ -33,21 +34,25 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 
-from cooc.errors import ImageError, InputError
+from cooc.errors import CoocError, ImageError, InputError
 from cooc.pictures.boxes import Box, clip
+from cooc.pictures.effort import check_effort
+from cooc.pictures.faults import blame, exhausted, is_machine, machine_error, open_regular, read_failure
 
 __all__ = [
     "EXTENSIONS",
     "MAX_PIXELS",
+    "Decoded",
     "ImageInfo",
     "Picture",
+    "decode_ahead",
     "image_info",
     "is_picture",
     "load_image",
     "open_image",
 ]
 
-Picture: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO | Image.Image | npt.NDArray[Any]"
+Picture: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO | Image.Image | npt.NDArray[Any] | Decoded"
 
 MAX_PIXELS = 300_000_000  # larger than any camera's picture, small enough to decode in a few GB
 
@@ -84,6 +89,17 @@ class ImageInfo:
     taken: str | None  # EXIF date and time as YYYY-MM-DDTHH:MM:SS; cameras do not say which time zone
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """A picture that has been decoded, perhaps by another process: what `load_image` gives with these settings."""
+
+    pixels: npt.NDArray[np.uint8]
+    info: ImageInfo
+    size: int | None
+    box: Box | None
+    min_side: int
+
+
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
@@ -111,36 +127,51 @@ def load_image(
     """
     if min_side < 1:
         raise InputError(f"min_side must be at least 1, not {min_side}.")
+    if isinstance(picture, Decoded):
+        if (picture.size, picture.box, picture.min_side) != (size, box, min_side):
+            raise InputError("This picture was decoded with another size, box or smallest side than is asked for now.")
+        return picture.pixels
     image, (width, height) = _decode(picture, size, max_pixels)
     x0, y0, x1, y1 = (0, 0, width, height) if box is None else clip(box, width, height, _name(picture))
     factor = 1.0 if size is None else min(1.0, size / max(width, height))
     target = max(1, round((x1 - x0) * factor)), max(1, round((y1 - y0) * factor))
 
-    # In a JPEG that was decoded smaller, the box lies between pixels: crop outwards, the resize does the fraction.
-    w, h = image.size
-    outer = (x0 * w // width, y0 * h // height, -(-x1 * w // width), -(-y1 * h // height))
-    inner = (
-        x0 * w / width - outer[0],
-        y0 * h / height - outer[1],
-        x1 * w / width - outer[0],
-        y1 * h / height - outer[1],
-    )
-    if outer != (0, 0, w, h):
-        with _pillow_switches(max_pixels):  # crop() has a pixel limit of its own
-            image = image.crop(outer)
-    if target != image.size or inner != (0, 0, *image.size):
-        image = image.resize(target, Image.Resampling.LANCZOS, box=inner)
-    return _pad(np.array(image), min_side, _name(picture))
+    with _blaming(_name(picture)):
+        # In a JPEG that was decoded smaller, the box lies between pixels: crop outwards, the resize does the fraction.
+        w, h = image.size
+        outer = (x0 * w // width, y0 * h // height, -(-x1 * w // width), -(-y1 * h // height))
+        inner = (
+            x0 * w / width - outer[0],
+            y0 * h / height - outer[1],
+            x1 * w / width - outer[0],
+            y1 * h / height - outer[1],
+        )
+        if outer != (0, 0, w, h):
+            with _pillow_switches(max_pixels):  # crop() has a pixel limit of its own
+                image = image.crop(outer)
+        if target != image.size or inner != (0, 0, *image.size):
+            image = image.resize(target, Image.Resampling.LANCZOS, box=inner)
+        return _pad(np.array(image), min_side, _name(picture))
+
+
+def decode_ahead(
+    picture: Picture, *, size: int | None, box: Box | None, min_side: int, max_pixels: int = MAX_PIXELS
+) -> Decoded:
+    info = image_info(picture, max_pixels=max_pixels)
+    pixels = load_image(picture, size=size, box=box, min_side=min_side, max_pixels=max_pixels)
+    return Decoded(pixels, info, size, box, min_side)
 
 
 def is_picture(value: object) -> bool:
     """One picture, not a list of them? Whether it can be decoded is another question."""
-    kinds = (str, bytes, os.PathLike, np.ndarray, Image.Image)
+    kinds = (str, bytes, os.PathLike, np.ndarray, Image.Image, Decoded)
     return isinstance(value, kinds) or hasattr(value, "read")
 
 
 def image_info(picture: Picture, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
     """Upright size, format and EXIF date, without decoding the picture. Broken EXIF counts as none."""
+    if isinstance(picture, Decoded):
+        return picture.info
     with _opened(picture, max_pixels) as image:
         exif = _exif(image)
         width, height = image.size if _orientation(image, exif) < 5 else image.size[::-1]
@@ -239,41 +270,57 @@ def _pad(pixels: npt.NDArray[np.uint8], min_side: int, name: str) -> npt.NDArray
 
 @contextmanager
 def _opened(picture: Picture, max_pixels: int) -> Iterator[Image.Image]:
-    """The picture, its header read and checked, not yet decoded. Whatever the body throws becomes an `ImageError`."""
+    """The picture, its header read and checked, not yet decoded. What the body throws is explained, too."""
     name = _name(picture)
+    pixels = 0
+    stream: BinaryIO | None = None
     with ExitStack() as stack:
         try:
             stack.enter_context(_pillow_switches(max_pixels))
             if isinstance(picture, Image.Image):
                 image = picture
-            elif isinstance(picture, np.ndarray):
-                image = _from_array(picture)
+            elif isinstance(picture, (np.ndarray, Decoded)):
+                image = _from_array(picture.pixels if isinstance(picture, Decoded) else picture)
             else:
                 stream = stack.enter_context(_stream(picture, name))
+                check_effort(stream, name)
                 image = stack.enter_context(Image.open(stream, formats=_formats()))
             _check_size(image.size, max_pixels, name)
+            pixels = image.width * image.height
             yield image
-        except InputError:
-            raise
+            if failure := read_failure(stream):
+                raise failure
         except UnidentifiedImageError as error:
-            raise ImageError(
+            unknown = ImageError(
                 f"{name} is not a picture in a known format, or its beginning is damaged. "
                 "Open it in a viewer and save it as JPEG or PNG, or remove it."
-            ) from error
+            )
+            raise blame(read_failure(stream) or error, name, content=unknown) from error
         except Image.DecompressionBombError as error:
             raise ImageError(_too_large(name, "more", max_pixels)) from error
-        except Exception as error:  # hostile files make decoders throw anything: struct.error, MemoryError, ...
-            reason = str(error) or type(error).__name__
-            repair = "Copy it again from where it came."
-            raise ImageError(f"{name} is damaged or incomplete ({reason}). {repair}") from error
+        except CoocError:
+            raise
+        except Exception as error:  # hostile files make decoders throw anything: struct.error, RecursionError, ...
+            raise blame(read_failure(stream) or error, name, pixels) from error
+
+
+@contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    try:
+        yield
+    except CoocError:
+        raise
+    except Exception as error:
+        raise blame(error, name) from error
 
 
 @contextmanager
 def _stream(picture: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> Iterator[BinaryIO]:
     """A seekable stream at its beginning, with something in it. Streams of the caller are read, never closed."""
+    stream: BinaryIO
     with ExitStack() as stack:
         if isinstance(picture, (str, os.PathLike)):
-            stream = stack.enter_context(_open_file(picture, name))
+            stream = stack.enter_context(open_regular(Path(os.fsdecode(picture))))
         elif isinstance(picture, bytes):
             stream = BytesIO(picture)
         elif hasattr(picture, "read"):
@@ -290,21 +337,6 @@ def _stream(picture: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> It
             raise ImageError(f"{name} is empty (0 bytes). Copy it again from where it came, or remove it.")
         stream.seek(0)
         yield stream
-
-
-def _open_file(picture: str | os.PathLike[str], name: str) -> BinaryIO:
-    try:
-        path = Path(os.fsdecode(picture))
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise ImageError(f"{name} is a folder, not a picture. Give one of its files.")
-        if not stat.S_ISREG(mode):  # opening a pipe could wait forever
-            raise ImageError(f"{name} is not a regular file. Give a file, or pass a pipe as a stream.")
-        return path.open("rb")
-    except FileNotFoundError as error:
-        raise ImageError(f"{name} does not exist. Check the path.") from error
-    except OSError as error:
-        raise ImageError(f"{name} cannot be read ({error.strerror}). Check the path and its permissions.") from error
 
 
 def _check_size(size: tuple[int, int], max_pixels: int, name: str) -> None:
@@ -336,7 +368,12 @@ def _name(picture: object) -> str:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """What may be decoded. Here and not at import, because loading all plugins takes a while."""
+    """What may be decoded. Here and not at import, because loading all plugins takes a while.
+
+    Pillow does without a plugin that cannot be loaded, for the rest of the process: so there must be room for them.
+    """
+    if lacking := exhausted():
+        raise machine_error("Pillow's decoders", lacking)
     import pillow_heif
 
     pillow_heif.register_heif_opener()
@@ -387,7 +424,9 @@ def _exif(image: Image.Image) -> Image.Exif:
             if late is not None:
                 image.info["exif"] = late
         return Image.Image.getexif(image)  # PNG's own getexif() decodes the picture first
-    except Exception:
+    except Exception as error:
+        if is_machine(error):  # else the picture would not be turned
+            raise
         return Image.Exif()
 
 
@@ -415,7 +454,9 @@ def _orientation(image: Image.Image, exif: Image.Exif) -> int:
 def _taken(exif: Image.Exif) -> str | None:
     try:
         dates = [exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal), exif.get(ExifTags.Base.DateTime)]
-    except Exception:
+    except Exception as error:
+        if is_machine(error):
+            raise
         dates = [exif.get(ExifTags.Base.DateTime)]
     for date in dates:
         fields = re.match(r"\s*(\d{4})\D(\d\d)\D(\d\d)\D(\d\d)\D(\d\d)\D(\d\d)", str(date), re.ASCII)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cooc.errors import InputError
-from cooc.pictures.collection import Entry, Fetched, OnError, Stamp, below, outside
+from cooc.pictures.collection import Entry, Fetched, OnError, Stamp, below, fail, is_mount, outside
 from cooc.pictures.decode import EXTENSIONS, Picture
+from cooc.pictures.faults import check_regular, open_regular
 
 __all__ = ["Folder", "list_images", "relative_path"]
 
@@ -37,8 +38,8 @@ class Folder:
         return (self.root / name).as_uri()
 
     def entries(self, folder: str, *, follow: bool, on_error: OnError) -> Iterator[Entry]:
-        def unreadable(path: Path, reason: str) -> None:
-            on_error(relative_path(self.root, path), reason)
+        def unreadable(path: Path, error: OSError) -> None:
+            on_error(relative_path(self.root, path), error)
 
         return self._stated(list_images(self.root / folder, follow_symlinks=follow, on_error=unreadable), on_error)
 
@@ -51,12 +52,25 @@ class Folder:
             except FileNotFoundError:  # gone since the folder was read
                 continue
             except OSError as error:
-                on_error(text[start:], error.strerror or str(error))
+                on_error(text[start:], error)
                 continue
             yield Entry(text[start:], status.st_size, status.st_mtime_ns)
 
+    def vacant(self, folder: str, *, follow: bool) -> bool:
+        path = self.root / folder
+        try:
+            if not stat.S_ISDIR(path.stat().st_mode):
+                return True
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        return next(_walk(path, follow, lambda path, error: fail(str(path), error)), None) is None
+
+    def mounted(self, folder: str) -> bool:
+        return is_mount(self.address(folder))
+
     def look(self, name: str) -> Entry:
         status = (self.root / name).stat()
+        check_regular(status.st_mode, repr(self.address(name)))
         return Entry(name, status.st_size, status.st_mtime_ns)
 
     def stamp(self, file: Entry) -> Stamp | None:
@@ -79,9 +93,7 @@ class Folder:
 
     def fetch(self, file: Entry) -> Fetched:
         path = self.root / file.name
-        with path.open("rb") as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file")
+        with open_regular(path) as stream:
             return Fetched(hashlib.file_digest(stream, "sha256").hexdigest(), path, path)
 
     def picture(self, file: Entry) -> Picture:
@@ -106,11 +118,11 @@ def list_images(
     root: str | os.PathLike[str],
     *,
     follow_symlinks: bool = False,
-    on_error: Callable[[Path, str], None] | None = None,
+    on_error: Callable[[Path, OSError], None] | None = None,
 ) -> Iterator[Path]:
     """The pictures below `root` by extension, sorted within each folder; names with a leading dot are left out.
 
-    A folder that cannot be read goes to `on_error(path, reason)`, or to the log, and the walk goes on. Without
+    A folder that cannot be read goes to `on_error(path, error)`, or to the log, and the walk goes on. Without
     `follow_symlinks`, links to files and folders are left out; with it each folder is visited once, so that loops end.
     Memory is that of the folders on the way down, not of the tree. A file as `root` yields itself, whatever its name.
     """
@@ -127,7 +139,7 @@ def list_images(
     return _walk(path, follow_symlinks, on_error or _log_unreadable)
 
 
-def _walk(root: Path, follow: bool, on_error: Callable[[Path, str], None]) -> Iterator[Path]:
+def _walk(root: Path, follow: bool, on_error: Callable[[Path, OSError], None]) -> Iterator[Path]:
     seen: set[tuple[int, int]] = set()  # only when following
     open_folders = [(root, iter(_scan(root, follow, seen, on_error)))]  # no recursion: trees may be deep
     while open_folders:
@@ -142,7 +154,7 @@ def _walk(root: Path, follow: bool, on_error: Callable[[Path, str], None]) -> It
 
 
 def _scan(
-    folder: Path, follow: bool, seen: set[tuple[int, int]], on_error: Callable[[Path, str], None]
+    folder: Path, follow: bool, seen: set[tuple[int, int]], on_error: Callable[[Path, OSError], None]
 ) -> list[tuple[str, bool]]:
     """(name, is it a folder) of what the walk has to visit, sorted."""
     found: list[tuple[str, bool]] = []
@@ -163,13 +175,13 @@ def _scan(
                     elif is_picture and entry.is_file(follow_symlinks=follow):
                         found.append((entry.name, False))
                     elif is_picture and follow and entry.is_symlink():
-                        on_error(folder / entry.name, "broken link")
+                        on_error(folder / entry.name, FileNotFoundError(errno.ENOENT, "broken link"))
                 except OSError as error:  # such as a link to itself
-                    on_error(folder / entry.name, error.strerror or str(error))
+                    on_error(folder / entry.name, error)
     except OSError as error:
-        on_error(folder, error.strerror or str(error))
+        on_error(folder, error)
     return sorted(found)
 
 
-def _log_unreadable(path: Path, reason: str) -> None:
-    _log.warning("%s cannot be read (%s); left out.", repr(str(path)), reason)
+def _log_unreadable(path: Path, error: OSError) -> None:
+    _log.warning("%s cannot be read (%s); left out.", repr(str(path)), error.strerror or error)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from contextlib import suppress
 
-__all__ = ["keep_memory"]
+__all__ = ["give_back", "keep_memory"]
 
 
 def keep_memory(largest: int, in_all: int) -> None:
@@ -17,3 +18,12 @@ def keep_memory(largest: int, in_all: int) -> None:
         library.mallopt(trim_threshold, in_all)
         if not library.mallopt(mmap_threshold, largest):
             library.mallopt(mmap_threshold, 1 << 25)  # the most that older versions take
+
+
+def give_back(held: Callable[[], int], most: int) -> bool:
+    """Return what is free to the system, if more than `most` bytes are held. Is it enough? Pieces that are still in use
+    may lie between the others."""
+    if held() > most:
+        with suppress(AttributeError, OSError, TypeError):
+            ctypes.CDLL(None).malloc_trim(0)
+    return held() <= most

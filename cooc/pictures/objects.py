@@ -15,9 +15,10 @@ from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from cooc.errors import InputError
-from cooc.pictures.collection import Entry, Fetched, OnError, Stamp, below, outside
+from cooc.errors import CoocError, InputError, UnreadableError
+from cooc.pictures.collection import Entry, Fetched, OnError, Stamp, below, fail, outside
 from cooc.pictures.decode import EXTENSIONS, Picture
+from cooc.pictures.faults import is_machine
 
 __all__ = ["Objects", "Part"]
 
@@ -32,7 +33,7 @@ SECOND = 1_000_000_000
 class Part:
     """A part of a remote file, read when a decoder asks for it: all that `images` wants of a stream."""
 
-    files: Any  # fsspec's file system: small when pickled, it connects anew wherever it arrives
+    files: Any  # fsspec's file system: small when pickled, it connects again wherever it arrives
     path: str
     start: int
     size: int
@@ -123,7 +124,16 @@ class Objects(InParts):
                 try:
                     folders.append(iter(self._scan(name)))
                 except OSError as error:
-                    on_error(name, reason(error))
+                    on_error(name, error)
+
+    def vacant(self, folder: str, *, follow: bool = False) -> bool:
+        try:
+            return next(self._walk(self._scan(folder), fail), None) is None
+        except FileNotFoundError:
+            return True
+
+    def mounted(self, folder: str) -> bool:
+        return False
 
     def _scan(self, folder: str) -> list[tuple[str, Entry | None]]:
         """(name, the file, or None for a folder) of what the walk has to visit, sorted."""
@@ -138,18 +148,25 @@ class Objects(InParts):
                 continue
             if info["type"] == "directory":
                 found.append((name, None))
-            elif PurePosixPath(last).suffix.lower() in self._endings:
+            elif PurePosixPath(last).suffix.lower() in self._endings and self._is_file(info):
                 found.append((name, _entry(name, info)))
         return sorted(found, key=lambda one: one[0])
 
+    def _is_file(self, info: dict[str, Any]) -> bool:
+        """No pipe, which would be waited for. A listing says nothing of what a link leads to."""
+        return info["type"] == "file" or (bool(info.get("islink")) and self.files.isfile(info["name"]))
+
     def look(self, name: str) -> Entry:
         with as_os_errors():
-            return _entry(name, self.files.info(self.path(name)))
+            info = self.files.info(self.path(name))
+        if info["type"] != "file":
+            raise UnreadableError(f"{self.address(name)!r} is not a file. Give one.")
+        return _entry(name, info)
 
     def stamp(self, file: Entry) -> Stamp | None:
         try:
             return self.look(file.name).stamp
-        except FileNotFoundError:
+        except (FileNotFoundError, UnreadableError):
             return None
 
     def absent(self, files: Iterable[Entry]) -> Iterator[Entry]:
@@ -219,12 +236,15 @@ def _stamp(info: dict[str, Any]) -> int:
 
 @contextmanager
 def as_os_errors() -> Iterator[None]:
-    """Clients of object stores have exceptions of their own for a server that is away or a key that is wrong."""
+    """Clients of object stores have exceptions of their own for a server that is away or a key that is wrong, and
+    OSErrors without errno, which elsewhere come from Pillow alone and blame the file."""
     try:
         yield
-    except (OSError, InputError):
+    except (CoocError, MemoryError, FileNotFoundError, PermissionError):
         raise
     except Exception as error:
+        if isinstance(error, OSError) and (error.errno is not None or is_machine(error)):
+            raise
         raise OSError(errno.EIO, str(error) or type(error).__name__) from error
 
 

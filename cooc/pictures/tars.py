@@ -7,10 +7,11 @@ import itertools
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from cooc.errors import InputError
-from cooc.pictures.collection import Entry, OnError, Stamp, below, is_url, outside
+from cooc.errors import InputError, UnreadableError
+from cooc.pictures.collection import Entry, OnError, Stamp, below, fail, is_mount, is_url, outside
 from cooc.pictures.decode import EXTENSIONS
 from cooc.pictures.objects import BLOCK, SECOND, InParts, Objects, Part, as_os_errors, reason
 
@@ -63,13 +64,28 @@ class Tars(InParts):
                     if member.name.startswith(f"{shard.name}/{prefix}"):
                         yield member
             except OSError as error:
-                on_error(shard.name, reason(error))
+                on_error(shard.name, error)
+
+    def vacant(self, folder: str, *, follow: bool = False) -> bool:
+        shard, inside, rest = _split(folder)
+        try:
+            found = [self._shards.look(shard)] if inside else self._shards.entries(folder, on_error=fail)
+        except FileNotFoundError:
+            return True
+        except InputError:
+            return self._shards.vacant(folder)
+        return next(self._pictures(found, rest, fail), None) is None
+
+    def mounted(self, folder: str) -> bool:
+        place = self.address(folder).removeprefix("tar+")
+        return not is_url(place) and is_mount(place)
 
     def _members(self, shard: Entry, on_error: OnError) -> Iterator[Entry]:
         seconds = shard.mtime_ns // SECOND
         seen: set[str] = set()
         with (
             as_os_errors(),
+            _damage(),
             self._shards.files.open(self._shards.path(shard.name), "rb", block_size=SCANNED) as stream,
             tarfile.open(fileobj=stream, mode="r:") as tar,
         ):
@@ -82,13 +98,14 @@ class Tars(InParts):
                 if any(part in ("", "..") or part.startswith(".") for part in parts):
                     continue
                 if name in seen:
-                    on_error(f"{shard.name}/{name}", "its tar holds another picture of this name")
+                    twice = UnreadableError(f"{shard.name!r} holds two pictures called {name!r}. Rename one of them.")
+                    on_error(f"{shard.name}/{name}", twice)
                     continue
                 seen.add(name)
                 yield Entry(f"{shard.name}/{name}", member.size, seconds * SECOND + member.offset_data // BLOCK)
             stream.seek(tar.offset)
             if stream.read(BLOCK).strip(b"\0"):  # where tarfile sees no header, it sees the end
-                raise OSError(errno.EIO, f"the tar is damaged at byte {tar.offset}")
+                raise tarfile.ReadError(f"the tar is damaged at byte {tar.offset}")
 
     def look(self, name: str) -> Entry:
         shard, inside, _ = _split(name)
@@ -111,7 +128,7 @@ class Tars(InParts):
             names: set[str] | None = None
             try:
                 found: Entry | None = self._shards.look(shard)
-            except FileNotFoundError:
+            except (FileNotFoundError, UnreadableError):
                 found, names = None, set()
             except OSError:
                 continue
@@ -134,6 +151,15 @@ class Tars(InParts):
         shards, start = self._shards, file.mtime_ns % SECOND * BLOCK
         path = shards.path(_split(file.name)[0])
         return Part(shards.files, path, start, file.size, self.address(file.name), header=True)
+
+
+@contextmanager
+def _damage() -> Iterator[None]:
+    """What is wrong with a tar itself, as nothing that a disk or a network does."""
+    try:
+        yield
+    except tarfile.TarError as error:
+        raise OSError(errno.EINVAL, str(error)) from error
 
 
 def _split(name: str) -> tuple[str, bool, str]:

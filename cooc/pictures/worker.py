@@ -20,7 +20,7 @@ from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture, load_image
 from cooc.pictures.malloc import keep_memory
 
-__all__ = ["Place", "Shared", "load", "start"]
+__all__ = ["Place", "Shared", "attach", "load", "start"]
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]  # (H, W, 3)
 
@@ -63,12 +63,16 @@ class Shared:
             self._file = -1
 
 
-def start(address: str = "") -> None:
+def start() -> None:
     """Ctrl-C is for the parent, which stops feeding its workers. One that is killed cannot, so they watch over it."""
-    global _memory
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_memory(1 << 25, 1 << 28)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def attach(address: str) -> None:
+    """Use the memory of the parent, if it has any."""
+    global _memory
     if address:
         try:
             with open(address, "r+b") as file:  # noqa: PTH123 (a number in /proc, not a path)
@@ -77,7 +81,7 @@ def start(address: str = "") -> None:
             _memory = None
 
 
-def load(place: Place | None, picture: Picture, size: int, box: Box | None, min_side: int) -> Pixels | tuple[int, ...]:
+def load(picture: Picture, place: Place | None, size: int, box: Box | None, min_side: int) -> Pixels | tuple[int, ...]:
     """Decode: into its place, which is answered by the shape alone; or, where it has none, as the answer."""
     pixels = load_image(picture, size=size, box=box, min_side=min_side)
     if place is None or _memory is None or pixels.nbytes > place.size:

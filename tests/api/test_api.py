@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ from cooc.errors import InputError
 from cooc.image_search import ImageSearch
 from cooc.index.calibration import Calibration
 from cooc.index.store import Record
+from cooc.pictures.decoders import Decoders
 from cooc.reranking import EXPANSIONS, RERANKERS
 from tests.serving import PHOTOS, encoded, make_index, photo, serving, views, write_collection
 
@@ -287,11 +289,12 @@ def test_thumbnails(client: httpx.Client) -> None:
 def test_thumbnails_kept_are_bounded(search: ImageSearch) -> None:
     from cooc.api.pictures import Pictures
 
-    pictures = Pictures(search, keep_bytes=6000)
-    for record in search.store.records():
-        pictures.thumbnail(pictures.find(record.id), 160)
-        assert pictures._size == sum(map(len, pictures._small.values())) <= 6000
-    assert pictures._small
+    with Decoders() as decoders:
+        pictures = Pictures(search, decoders, keep_bytes=6000)
+        for record in search.store.records():
+            pictures.thumbnail(pictures.find(record.id), 160)
+            assert pictures._size == sum(map(len, pictures._small.values())) <= 6000
+        assert pictures._small
 
 
 def test_types_are_those_of_the_content(tmp_path: Path) -> None:
@@ -655,7 +658,7 @@ def test_pool_refuses_what_is_over_its_bound() -> None:
         assert await pool.run(lambda: 7) == 7
         await asyncio.sleep(0.01)
         assert pool.busy == 0
-        pool.close()
+        assert pool.close(time.monotonic() + 60)
 
     asyncio.run(story())
 

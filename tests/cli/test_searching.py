@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -29,6 +30,7 @@ from cooc.index import calibration, open_store
 from cooc.index.calibration import Calibration
 from tests.labelled import write_labelled_folder
 from tests.shell import Shell
+from tests.starving import BROKEN
 
 RECIPE = "paper-linear+raw+size=96"
 
@@ -231,12 +233,99 @@ def test_index_again_with_bad_files(cooc: Shell, photos: Path) -> None:
     listed = cooc("status", "--bad", "--json", "--index", photos / ".cooc").json
     assert listed["path"] == "text.jpg"
     assert "not a picture" in listed["reason"]
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(listed["since"])) < timedelta(minutes=10)
+    day = listed["since"][:10]
+    assert re.search(
+        rf"text\.jpg: .*not a picture.* \(since {day} \d\d:\d\d UTC\)",
+        cooc("status", "--bad", "--index", photos / ".cooc").out,
+    )
     assert "left out" in cooc("status", "--index", photos / ".cooc").out
     lines = [json.loads(line) for line in cooc("index", photos, "--json").out.splitlines()]
     assert [line["event"] for line in lines][-2:] == ["bad", "done"]
     assert (lines[-1]["unchanged"], lines[-1]["bad"], lines[-1]["images"]) == (8, 1, 8)
     quiet = cooc("index", photos, "--quiet")
     assert (quiet.code, quiet.out) == (3, "")
+    good = (photos / "arch_000001.jpg").read_bytes()
+    state = (photos / "text.jpg").stat()
+    (photos / "text.jpg").write_bytes(good[: state.st_size])
+    os.utime(photos / "text.jpg", ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert "not a picture" in cooc("index", photos).err  # not tried again
+    assert "damaged or incomplete" in cooc("index", photos, "--retry").err
+
+
+def test_a_failing_machine_has_an_exit_code_of_its_own(cooc: Shell, photos: Path) -> None:
+    """The disk gives read errors: nothing is bad, and what was done is said and kept."""
+    Image.new("RGB", (80, 60), (200, 30, 30)).save(photos / "a.png")
+    for i in range(8):
+        (photos / f"b-{i}.jpg").symlink_to(BROKEN)
+    done = cooc("index", photos, "--follow")
+    assert done.code == 7
+    assert done.out.startswith("1 described, 9 unchanged, 8 failed in ")
+    assert "failed: b-0.jpg: " in done.err
+    assert "cooc: 8 files in a row could not be read on this machine" in done.err
+    assert "run it again" in done.err
+    lines = [json.loads(line) for line in cooc("index", photos, "--follow", "--json").out.splitlines()]
+    assert [line["event"] for line in lines][-9:] == ["failed"] * 8 + ["stopped"]
+    assert (lines[-1]["unchanged"], lines[-1]["failed"], lines[-1]["images"]) == (10, 8, 10)
+    index = ("--index", photos / ".cooc")
+    assert re.search(r"failed +8 ", cooc("status", *index).out)
+    assert cooc("status", "--bad", *index).out == ""
+    (photos / "b-0.jpg").unlink()
+    assert cooc("index", photos, "--follow").code == 3  # seven in a row are not yet a failing machine
+    for path in photos.glob("b-*.jpg"):
+        path.unlink()
+    assert cooc("index", photos).code == 0
+    assert cooc("status", "--json", *index).json["failed"] == 0
+
+
+def test_no_file_handles_is_the_machines_failure(photos: Path) -> None:
+    """The real program, as after `ulimit -n 12`: two good pictures were bad for ever."""
+    for i in range(2):
+        Image.new("RGB", (80, 60), (200, 30, i)).save(photos / f"new-{i}.jpg")
+    command = [sys.executable, "-m", "cooc.cli", "index", str(photos), "--json", "--device", "cpu", "--workers", "0"]
+    limited = ["sh", "-c", 'ulimit -n 12; exec "$@"', "sh", *command]
+    done = subprocess.run(limited, capture_output=True, text=True)
+    assert done.returncode == 3
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert (last["failed"], last["bad"], last["unchanged"]) == (2, 0, 9)
+    assert "Too many open files" in done.stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert (last["described"], last["bad"], last["images"]) == (2, 0, 11)
+
+
+def test_a_folder_that_is_away(cooc: Shell, photos: Path, tmp_path: Path) -> None:
+    index = ("--index", tmp_path / "index")
+    for thing in ("arch", "gate", "tower"):
+        (photos / thing).mkdir()
+        for path in photos.glob(f"{thing}_*.jpg"):
+            path.rename(photos / thing / path.name)
+    assert cooc("index", photos, *index, "-r", RECIPE, "--device", "cpu").code == 0
+    shutil.move(photos / "gate", tmp_path / "unplugged")
+    done = cooc("index", photos, *index)
+    assert (done.code, done.out.startswith("6 unchanged, 3 away in ")) == (3, True)
+    assert "3 pictures of" in done.err
+    assert "mounted" in done.err
+    assert re.search(r"away +gate, since \d{4}-\d\d-\d\d \d\d:\d\d UTC", cooc("status", *index).out)
+    query = ("search", photos / "arch/arch_000000.jpg", *index, "-k", 9)
+    found = {match["path"]: match["away"] for match in cooc(*query, "--json").json["matches"]}
+    assert len(found) == 9
+    assert {path for path, away in found.items() if away} == {f"gate/gate_00000{i}.jpg" for i in range(3)}
+    assert cooc(*query, "--no-thumbnails").out.count("(away)") == 3
+
+    both = cooc("index", photos / "gate", photos / "arch", *index)  # of two folders, one is missing
+    assert (both.code, both.out.startswith("3 unchanged, 3 away in ")) == (3, True)
+    assert cooc("index", photos / "never", *index).code == 2
+    assert cooc("index", photos / "gate").code == 2
+    assert cooc("index", photos / "gate", "--index", tmp_path / "new").code == 2
+    assert not (tmp_path / "new").exists()
+
+    shutil.move(tmp_path / "unplugged", photos / "gate")
+    assert cooc("index", photos, *index).out.startswith("9 unchanged in ")
+    shutil.rmtree(photos / "gate")
+    assert cooc("index", photos, *index, "--prune", "--keep-missing").code == 2
+    assert cooc("index", photos, *index, "--prune").out.startswith("6 unchanged, 3 removed in ")
+    assert cooc("status", "--json", *index).json["away"] == {}
 
 
 def test_index_refuses(cooc: Shell, photos: Path, tmp_path: Path) -> None:
@@ -267,6 +356,27 @@ def test_several_folders_share_an_index(cooc: Shell, photos: Path, tmp_path: Pat
     assert done.code == 0
     found = cooc("search", tmp_path / "one/arch_000000.jpg", "--index", index, "--folder", "two", "--json").json
     assert [match["path"] for match in found["matches"]] == ["two/gate_000000.jpg"]
+
+
+def test_add_says_what_is_bad_of_its_own_files(cooc: Shell, photos: Path) -> None:
+    (photos / "old.jpg").write_text("no picture")
+    assert "old.jpg" in cooc("index", photos).err
+    (photos / "new.jpg").write_text("none, either")
+    added = cooc("add", photos / "new.jpg", "--index", photos / ".cooc")
+    assert (added.code, "new.jpg" in added.err, "old.jpg" in added.err) == (3, True, False)
+    lines = [
+        json.loads(line)
+        for line in cooc("add", photos / "new.jpg", "--index", photos / ".cooc", "--json").out.splitlines()
+    ]
+    assert [line["path"] for line in lines if line["event"] == "bad"] == ["new.jpg"]
+
+
+def test_add_does_not_wait_for_a_pipe(photos: Path) -> None:
+    os.mkfifo(photos / "pipe.jpg")
+    command = [sys.executable, "-m", "cooc.cli", "add", str(photos / "pipe.jpg"), "--index", str(photos / ".cooc")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3
+    assert "not a regular file" in done.stderr
 
 
 def test_add_remove_verify_compact(cooc: Shell, photos: Path, tmp_path: Path) -> None:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cooc.index.examine import CHUNK, CRASHED, Candidate, Examined, Reader
-from cooc.pictures import Entry, Fetched, Folder
+from cooc.errors import ImageError, MachineError
+from cooc.index.examine import CHUNK, Candidate, Examined, Reader
+from cooc.pictures import Folder
+from tests.starving import Deadly
 from tests.tiny import write_photos
-
-LAST = f"{2 * CHUNK:02}.jpg"
-
-
-class Deadly(Folder):
-    """Ends the process that reads a certain file, as a parser does that the file makes crash."""
-
-    def fetch(self, file: Entry) -> Fetched:
-        if file.name == "05.jpg":
-            os._exit(1)
-        if file.name == LAST:
-            time.sleep(1.5)  # still under way when the other's process dies
-        return super().fetch(file)
 
 
 def candidates(source: Folder) -> list[Candidate]:
@@ -44,23 +32,31 @@ def test_processes_find_what_threads_find(photos: Path) -> None:
     files = candidates(source)
     threads = list(Reader(source).examined(files))
     assert [one.file for one in threads] == [one.file for one in files]
-    assert [one.file.name for one in threads if one.problem] == ["04.jpg"]
+    assert [one.file.name for one in threads if one.error] == ["04.jpg"]
     reader, processes = Reader(source), list[Examined]()
     for one in reader.examined(files):
         processes.append(one)
         if len(processes) == 3:
             reader.use_processes()
-    assert processes == threads
+    assert [replace(one, error=None) for one in processes] == [replace(one, error=None) for one in threads]
+    assert [(type(one.error), str(one.error)) for one in processes] == [
+        (type(one.error), str(one.error)) for one in threads
+    ]
 
 
 def test_a_file_that_crashes_its_reader_is_found_out(photos: Path) -> None:
     source = Deadly(photos)
+    source.slow = f"{2 * CHUNK:02}.jpg"  # the last one
     reader = Reader(source)
     reader.use_processes()
     seen = list(reader.examined(candidates(source)))
     assert len(seen) == 2 * CHUNK + 1
-    assert {one.file.name: one.problem for one in seen if one.info is None}.keys() == {"04.jpg", "05.jpg"}
-    assert next(one for one in seen if one.file.name == "05.jpg").problem == CRASHED
+    errors = {one.file.name: one.error for one in seen if one.info is None}
+    assert errors.keys() == {"04.jpg", *Deadly.ends}
+    assert isinstance(errors["05.jpg"], ImageError)
+    assert "crashed the decoder" in str(errors["05.jpg"])
+    assert isinstance(errors["08.jpg"], MachineError)
+    assert "SIGKILL" in str(errors["08.jpg"])
 
 
 def test_a_process_that_reads_imports_nothing_heavy() -> None:

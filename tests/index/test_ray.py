@@ -22,8 +22,9 @@ from cooc.index import ray as on_ray
 from cooc.index import sync
 from cooc.index.examine import Candidate
 from cooc.index.ray import OnRay, Worker
-from cooc.index.sync import Report
+from cooc.index.report import Problem, Report
 from cooc.pictures import Folder
+from tests.starving import BROKEN
 from tests.tiny import BACKBONE, RECIPE, descriptor, make_descriptor, write_photos
 
 MEMORY = 80 << 20  # of an object store, in bytes
@@ -71,6 +72,19 @@ class Fragile(Descriptor):
 
 def fragile(device: str, threads: int) -> Descriptor:
     return Fragile()
+
+
+class Failing(Fragile):
+    """Has no memory for a white picture."""
+
+    def raw(self, images: Tensor) -> Tensor:
+        if bool((images.float().mean(dim=(1, 2, 3)) > 250).any()):
+            raise MemoryError
+        return Descriptor.raw(self, images)
+
+
+def failing(device: str, threads: int) -> Descriptor:
+    return Failing()
 
 
 def broken(device: str, threads: int) -> Descriptor:
@@ -131,8 +145,23 @@ def test_a_picture_that_kills_its_worker_is_found_out(
     Image.new("RGB", (64, 48), "white").save(photos / "30-white.png")
     with create(tmp_path / "index", photos) as search:
         report = search.index([photos], engine=OnRay(fragile, workers=1))
-        assert (report.described, report.bad) == (60, 3)
-        assert bad(search)["30-white.png"] == on_ray.LOST
+        assert (report.described, report.bad, report.failed) == (60, 2, 1)
+        assert Problem("30-white.png", on_ray.LOST, machine=True) in report.problems
+        assert "30-white.png" not in bad(search)  # it may be the workers' memory: the next run tries again
+
+
+def test_what_a_workers_machine_fails_on_is_no_bad_file(cluster: Cluster, photos: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (64, 48), "white").save(photos / "30-white.png")
+    (photos / "31-broken.jpg").symlink_to(BROKEN)
+    with create(tmp_path / "index", photos) as search:
+        report = search.index([photos], engine=OnRay(failing, workers=1), follow=True)
+        assert (report.described, report.bad, report.failed) == (60, 2, 2)
+        assert bad(search).keys() == {"text.jpg", "cut.jpg"}
+        reasons = {problem.path: problem.reason for problem in report.problems if problem.machine}
+        assert "MemoryError" in reasons["30-white.png"]
+        assert "Input/output error" in reasons["31-broken.jpg"]
+        (photos / "31-broken.jpg").unlink()
+        assert search.index([photos], engine=OnRay(build, workers=1)).described == 1
 
 
 def test_workers_that_cannot_describe(cluster: Cluster, photos: Path, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -19,11 +17,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from pillow_heif import register_heif_opener
 from torch import Tensor
 
+from cooc.errors import CoocError, ImageError, MachineError
 from cooc.pictures import worker
 from cooc.pictures.batches import Bad, Item, batches, decode, default_workers
 from cooc.pictures.decode import load_image
+from tests.starving import Starved
 
 
 def picture(width: int, height: int, value: int) -> NDArray[np.uint8]:
@@ -71,12 +72,12 @@ def extract(
         yield Done(batch.items, describe(torch.from_numpy(pixels).permute(0, 3, 1, 2)))
 
 
-def collect(results: Iterator[Done | Bad]) -> tuple[dict[Any, int], dict[Any, str]]:
+def collect(results: Iterator[Done | Bad]) -> tuple[dict[Any, int], dict[Any, CoocError]]:
     good: dict[Any, int] = {}
-    bad: dict[Any, str] = {}
+    bad: dict[Any, CoocError] = {}
     for done in results:
         if isinstance(done, Bad):
-            bad[done.item.key] = done.reason
+            bad[done.item.key] = done.error
         else:
             for item, value in zip(done.items, done.result, strict=True):
                 assert item.key not in good
@@ -92,9 +93,10 @@ def test_everything_arrives_and_bad_files_are_named(folder: Path, workers: int) 
     good, bad = collect(extract(items(folder), brightness, size=64, batch_pixels=4 * 48 * 32, workers=workers))
     assert good == WANTED
     assert set(bad) == {"03-text.jpg", "07-empty.jpg", "09-cut.png"}
-    for name, reason in bad.items():
-        assert name in reason
-        assert len(reason) < 400
+    for name, error in bad.items():
+        assert isinstance(error, ImageError)
+        assert name in str(error)
+        assert len(str(error)) < 400
 
 
 def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,10 +105,10 @@ def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pyte
     with open(shared.address, "r+b") as file:  # noqa: PTH123
         monkeypatch.setattr(worker, "_memory", mmap.mmap(file.fileno(), 0))
     for place, name in zip(list(shared.free), ("04.png", "00.png"), strict=True):
-        shape = worker.load(place, folder / name, 64, None, 1)
+        shape = worker.load(folder / name, place, 64, None, 1)
         assert isinstance(shape, tuple)
         assert (shared.view(place, shape) == load_image(folder / name)).all()
-    larger = worker.load(worker.Place(0, 100), folder / "04.png", 64, None, 1)  # no room: the pixels themselves
+    larger = worker.load(folder / "04.png", worker.Place(0, 100), 64, None, 1)  # no room: the pixels themselves
     assert isinstance(larger, np.ndarray)
     assert (larger == load_image(folder / "04.png")).all()
     shared.close()
@@ -235,8 +237,11 @@ def test_errors_of_the_caller_are_not_swallowed(folder: Path) -> None:
 class Killer:
     """A picture that ends the process which unpickles it, as a crashing decoder does to a worker."""
 
+    def __init__(self, how: signal.Signals = signal.SIGSEGV) -> None:
+        self.how = how
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return os._exit, (1,)
+        return signal.raise_signal, (self.how,)
 
 
 class Stuck:
@@ -251,29 +256,43 @@ def test_a_dying_worker_takes_nothing_along(folder: Path) -> None:
     wanted = [item for item in items(folder) if item.key in WANTED]
     wanted.insert(2, Item("killer", Killer()))  # type: ignore[arg-type]
     wanted.insert(5, Item("stuck", Stuck()))  # type: ignore[arg-type]
+    wanted.insert(8, Item("out of memory", Killer(signal.SIGKILL)))  # type: ignore[arg-type]
     wanted.append(Item("last", Killer()))  # type: ignore[arg-type]
     good, bad = collect(extract(wanted, brightness, size=64, workers=1))
     assert good == WANTED
-    assert set(bad) == {"killer", "stuck", "last"}
-    assert "crashed the decoder" in bad["killer"]
-    assert "crashed the decoder" in bad["last"]
-    assert "cannot travel" in bad["stuck"]
+    assert set(bad) == {"killer", "stuck", "out of memory", "last"}
+    for name in ("killer", "last"):
+        assert isinstance(bad[name], ImageError)
+        assert "crashed the decoder" in str(bad[name])
+    assert isinstance(bad["out of memory"], MachineError)  # so the system kills: no picture is to blame
+    assert "SIGKILL" in str(bad["out of memory"])
+    assert "cannot travel" in str(bad["stuck"])
 
 
-def test_a_worker_that_died_between_two_results(folder: Path) -> None:
-    """Then the pool refuses the next picture: that is not the next picture's fault."""
-    everything = [Item("killer", Killer()), *(item for item in items(folder) if item.key in WANTED)]  # type: ignore[arg-type]
+@pytest.mark.parametrize("ending", ["jpg", "progressive.jpg", "png", "jp2", "heic", "webp", "tif"])
+def test_a_worker_without_memory_blames_no_picture(tmp_path: Path, ending: str) -> None:
+    """Some decoders take it for damage when they get none."""
+    register_heif_opener()
+    path, small = tmp_path / f"large.{ending}", tmp_path / f"small.{ending}"
+    large = Image.linear_gradient("L").resize((1600, 1200)).convert("RGB")
+    large.save(path, **({"progressive": True} if "progressive" in ending else {}))
+    large.resize((48, 32)).save(small)
+    for spare in (1 << 20, 12 << 20):
+        wanted = [Item("before", small), Item("starved", Starved(path, spare))]  # type: ignore[arg-type]
+        found = {item.key: result for item, result in decode(wanted, size=1600, workers=1)}
+        assert isinstance(found["before"], np.ndarray)
+        if isinstance(starved := found["starved"], np.ndarray):
+            np.testing.assert_array_equal(starved, load_image(path, size=1600))
+        else:
+            assert isinstance(starved, MachineError)
 
-    def slowly() -> Iterator[Item]:
-        for n, item in enumerate(everything):
-            if n == 2:
-                for process in multiprocessing.active_children():
-                    process.join(30)  # the killer has done its work before the next picture is handed in
-            yield item
 
-    good, bad = collect(extract(slowly(), brightness, size=64, workers=1))
-    assert good == WANTED
-    assert set(bad) == {"killer"}
+def test_what_cannot_be_decoded_for_want_of_memory_is_not_damaged(tmp_path: Path) -> None:
+    """The test above must see some fail: this one does for sure."""
+    Image.linear_gradient("L").resize((6000, 4000)).save(tmp_path / "a.png")
+    ((_, error),) = decode([Item(0, Starved(tmp_path / "a.png", 1 << 20))], size=64, workers=1)  # type: ignore[arg-type]
+    assert isinstance(error, MachineError)
+    assert "memory" in str(error).lower()
 
 
 def test_workers_do_not_load_torch() -> None:
@@ -292,12 +311,13 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     """kill -9 gives the parent no chance to tell them."""
     Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
     script = (
-        "import multiprocessing, os, signal, sys\n"
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
         "from cooc.pictures.batches import Item, decode\n"
         "if __name__ == '__main__':\n"
         "    stream = decode(iter(lambda: Item(0, sys.argv[1]), None), size=40, workers=1)\n"
         "    next(stream)\n"
-        "    print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"
+        "    print(*[path.read_text() for path in Path('/proc/self/task').glob('*/children')], flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     (tmp_path / "parent.py").write_text(script)

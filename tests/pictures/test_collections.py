@@ -111,9 +111,14 @@ def test_an_index_follows_a_bucket(bucket: Any, tmp_path: Path) -> None:
         for key in ("photos/below/4.jpg", "photos/new.jpg"):
             bucket.delete_object(Bucket=BUCKET, Key=key)
         with pytest.raises(InputError, match="cannot be listed"):
-            search.index([f"{url}/below"])
+            search.index([f"{url}/never"])
+        report = search.index([f"{url}/below"])
+        assert (report.removed, report.away, search.status().away.keys()) == (0, 1, {"below"})
         assert search.index([url], keep_missing=True).removed == 0
-        assert search.index([url]).removed == 2
+        report = search.index([url])
+        assert (report.removed, report.away, search.status().away.keys()) == (1, 1, {"below"})
+        assert search.index([url], prune=True).removed == 1
+        assert search.status().away == {}
 
 
 def test_worker_processes_read_from_the_bucket(bucket: Any, tmp_path: Path) -> None:
@@ -168,6 +173,8 @@ def test_what_cannot_be_reached_is_not_removed(bucket: Any, tmp_path: Path, monk
 
         monkeypatch.setattr(source.files, "ls", away)  # type: ignore[attr-defined]
         assert list(source.absent([Entry("1.jpg", 1, 1), Entry("b/2.jpg", 1, 1)])) == []
+        with pytest.raises(ConnectionError):
+            source.vacant("", follow=False)
         with pytest.raises(InputError, match=r"no route.*AWS_ENDPOINT_URL"):
             search.index([url])
         assert len(search.store) == 1
@@ -240,8 +247,22 @@ def test_an_index_follows_tars(tmp_path: Path) -> None:
         third = search.index([root])
         assert third.removed == 0
         assert {file.path for file in search.store.bad_files()} >= {"more/1.tar"}
+        assert search.status().failed == 0  # a damaged tar is no failing machine
         (shards / "more/1.tar").unlink()
-        assert search.index([root]).removed == 2
+        report = search.index([root])
+        assert (report.removed, report.away, search.status().away.keys()) == (0, 2, {"more"})
+        assert search.index([root], prune=True).removed == 2
+
+
+def test_a_pipe_among_tars_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "0.tar")
+    write_tar(tmp_path / "real.tar", {"a.jpg": b"one"})
+    (tmp_path / "1.tar").symlink_to(tmp_path / "0.tar")
+    (tmp_path / "2.tar").symlink_to(tmp_path / "real.tar")
+    source = Tars(f"tar+{tmp_path}")
+    assert [file.name for file in entries(source)] == ["2.tar/a.jpg", "real.tar/a.jpg"]
+    with pytest.raises(InputError, match="not a file"):
+        source.entries("0.tar", on_error=print)
 
 
 def test_a_tar_that_changed_is_noticed_by_its_headers(tmp_path: Path) -> None:
@@ -259,7 +280,7 @@ def test_damage_in_the_middle_of_a_tar_is_no_end(tmp_path: Path) -> None:
     data[1024:1030] = b"\xff" * 6
     (tmp_path / "s.tar").write_bytes(data)
     problems: list[tuple[str, str]] = []
-    found = Tars(f"tar+{tmp_path}").entries("", on_error=lambda *problem: problems.append(problem))
+    found = Tars(f"tar+{tmp_path}").entries("", on_error=lambda name, error: problems.append((name, error.strerror)))
     assert [file.name for file in found] == ["s.tar/a.jpg"]
     assert problems == [("s.tar", "the tar is damaged at byte 1024")]
 

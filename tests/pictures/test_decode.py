@@ -691,8 +691,8 @@ def test_links_and_loops(tmp_path: Path) -> None:
     (tree / "self.jpg").symlink_to(tree / "self.jpg")
     (tree / "dangling.jpg").symlink_to(tmp_path / "nowhere.jpg")
     assert listed(tree) == ["a/1.jpg", "b/2.jpg"]
-    errors: list[tuple[str, str]] = []
-    found = listed(tree, follow_symlinks=True, on_error=lambda path, reason: errors.append((path.name, reason)))
+    errors: list[tuple[str, OSError]] = []
+    found = listed(tree, follow_symlinks=True, on_error=lambda path, error: errors.append((path.name, error)))
     assert found == ["a/1.jpg", "a/b/2.jpg", "far/far.jpg", "one.jpg"]
     assert sorted(name for name, _ in errors) == ["dangling.jpg", "self.jpg"]
 
@@ -728,8 +728,8 @@ def test_folders_that_cannot_be_read(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    errors: list[tuple[Path, str]] = []
-    walk = list_images(tmp_path, on_error=lambda path, reason: errors.append((path, reason)))
+    errors: list[tuple[Path, str | None]] = []
+    walk = list_images(tmp_path, on_error=lambda path, error: errors.append((path, error.strerror)))
     found = [next(walk)]
     (tmp_path / "gone/4.jpg").unlink()
     (tmp_path / "gone").rmdir()

@@ -1,0 +1,87 @@
+"""What the routes share: the search object, the processes that decode, and the threads that wait for either.
+
+Each kind of work has its own threads, so that none holds the others: a picture that takes long to decode keeps neither
+a search nor the thumbnails of a page waiting. No picture is opened in this process: see `cooc.pictures.decoders`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from cooc.api.indexing import Indexing
+from cooc.api.limits import Pool
+from cooc.api.metrics import Metrics
+from cooc.api.pictures import Pictures
+from cooc.api.settings import Settings
+from cooc.errors import MachineError
+from cooc.image_search import ImageSearch
+from cooc.pictures.boxes import Box
+from cooc.pictures.decode import MAX_PIXELS, Decoded, Picture, decode_ahead
+from cooc.pictures.decoders import Decoders, Limits
+
+__all__ = ["Services"]
+
+log = logging.getLogger("cooc.api")
+LAST = 1.0  # seconds for what still runs when everybody has been answered; a network cannot be interrupted
+
+
+class Services:
+    def __init__(self, search: ImageSearch, settings: Settings) -> None:
+        self.search, self.settings = search, settings
+        limits = Limits(settings.decode_seconds, settings.decode_bytes, keep=0, turn=settings.decode_turn)
+        self.decoders = Decoders(limits)
+        self.describing = Pool("describing", settings.describing, settings.describing_waiting)
+        self.searching = Pool("searching", settings.searching, settings.searching_waiting)
+        self.decoding = Pool("decoding", settings.decoding, settings.decoding_waiting)  # what clients send
+        self.showing = Pool("showing", settings.showing, settings.showing_waiting)  # pictures of the index
+        self.pools = [self.describing, self.searching, self.decoding, self.showing]
+        self.pictures = Pictures(search, self.decoders, settings.thumbnail_bytes)
+        self.indexing = Indexing(search, settings)
+        self.metrics = Metrics(search, self.pools)
+        self.ended = False
+
+    async def decode_sent(self, picture: bytes, box: Box | None) -> Decoded:
+        """A picture that a client has sent, ready to be described. One that takes long makes room for others."""
+
+        def others_wait() -> bool:
+            return self.decoding.busy > self.decoding.workers
+
+        most = self.settings.upload_pixels
+        return await self.decoding.run(self._decode, picture, box, most, others_wait)
+
+    async def decode_own(self, id: str, box: Box | None = None) -> Decoded:
+        """The same for a picture of the index, which is waited for: it is known to be one."""
+
+        def work() -> Decoded:
+            return self._decode(self.pictures.content(self.pictures.find(id)), box, MAX_PIXELS, lambda: False)
+
+        return await self.showing.run(work)
+
+    def _decode(self, picture: Picture, box: Box | None, most: int, others_wait: Callable[[], bool]) -> Decoded:
+        return self.decoders.run(
+            decode_ahead,
+            picture,
+            size=self.search.config.size,
+            box=box,
+            min_side=self.search.descriptor.backbone.stride,
+            max_pixels=most,
+            others_wait=others_wait,
+        )
+
+    def start(self) -> None:
+        """Have processes ready, so that the first request does not wait for one, nor a thumbnail behind uploads."""
+        with suppress(MachineError):  # it is said when one is needed
+            self.decoders.start(self.settings.decoding + 1)
+
+    def close(self) -> None:
+        """Everybody has been answered or given up: what is being decoded is killed, and the rest hardly waited for."""
+        until = time.monotonic() + LAST
+        self.decoders.close()
+        self.indexing.stop_for_good()
+        ended = [pool.close(until) for pool in self.pools] + [self.indexing.close(until)]
+        self.ended = all(ended)
+        if not self.ended:
+            log.warning("What was being described was not waited for.")

@@ -1,0 +1,109 @@
+"""How a run that fills an index is shown: a bar or lines of JSON meanwhile, then what was done, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from cooc.cli import err, out
+from cooc.errors import PARTIAL, MachineError
+
+if TYPE_CHECKING:
+    from cooc.image_search import ImageSearch
+    from cooc.index.report import Report
+
+__all__ = ["finish", "running"]
+
+SAID = 10  # files that are named at the end of a run; `cooc status --bad` names all that are bad
+EVENT_SECONDS = 1.0  # between two lines of --json
+
+
+@contextmanager
+def _progress(quiet: bool, as_json: bool) -> Iterator[Any]:
+    """What to call with a report as it grows: a bar, lines of JSON, or nothing."""
+    if as_json:
+        last = 0.0
+
+        def line(report: Report) -> None:
+            nonlocal last
+            if time.monotonic() - last >= EVENT_SECONDS:
+                last = time.monotonic()
+                typer.echo(json.dumps({"event": "progress", **report.as_dict()}))
+
+        yield line
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TaskProgressColumn(show_speed=True),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
+        task = bar.add_task("indexing", total=None, rate="")
+
+        def show(report: Report) -> None:
+            rate = f"{report.described / report.seconds:.1f} described/s" if report.seconds else ""
+            for count, kind in ((report.bad, "bad"), (report.failed, "failed")):
+                rate += f", {count} {kind}" if count else ""
+            bar.update(task, completed=report.done, total=report.total, rate=rate)
+
+        yield show
+
+
+@contextmanager
+def running(search: ImageSearch, quiet: bool, as_json: bool) -> Iterator[Any]:
+    """What to call with a report as it grows. Should this machine fail, what was done before is said, too."""
+    latest: list[Report] = []
+    try:
+        with _progress(quiet, as_json) as show:
+
+            def watch(report: Report) -> None:
+                latest[:] = [report]
+                show(report)
+
+            yield watch
+    except MachineError:
+        for report in latest:
+            _say(search, report, quiet, as_json, "stopped")
+        raise
+
+
+def finish(search: ImageSearch, report: Report, quiet: bool, as_json: bool) -> None:
+    """Say what was done. Exit code: 130 interrupted, 3 something left out, else 0."""
+    _say(search, report, quiet, as_json, "done")
+    if report.interrupted:
+        raise typer.Exit(130)
+    if report.bad or report.failed or report.notes:
+        raise typer.Exit(PARTIAL)
+
+
+def _say(search: ImageSearch, report: Report, quiet: bool, as_json: bool, event: str) -> None:
+    from cooc.cli.showing import shown
+
+    if as_json:
+        for file in report.problems:
+            kind = "failed" if file.machine else "bad"
+            typer.echo(json.dumps({"event": kind, "path": file.path, "reason": file.reason}))
+        typer.echo(json.dumps({"event": event, **report.as_dict(), "images": len(search.store)}))
+        return
+    for number, file in enumerate(sorted(report.problems, key=lambda file: not file.machine)):
+        if number == SAID:
+            err.print("... and more: cooc status --bad", style="yellow")
+            break
+        kind = "failed" if file.machine else "left out"
+        err.print(f"{kind}: {shown(file.path)}: {shown(file.reason)}", style="yellow", markup=False)
+    for note in report.notes:
+        err.print(note, style="yellow", markup=False)
+    if not quiet:
+        kinds = ("described", "copied", "moved", "unchanged", "removed", "away", "bad", "failed")
+        done = ", ".join(f"{getattr(report, kind)} {kind}" for kind in kinds if getattr(report, kind))
+        what = "Interrupted; run it again to go on. " if report.interrupted else ""
+        out.print(f"{what}{done or 'No pictures'} in {report.seconds:.1f} s; {len(search.store)} in the index.")
