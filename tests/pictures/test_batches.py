@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -103,10 +102,10 @@ def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pyte
     with open(shared.address, "r+b") as file:  # noqa: PTH123
         monkeypatch.setattr(worker, "_memory", mmap.mmap(file.fileno(), 0))
     for place, name in zip(list(shared.free), ("04.png", "00.png"), strict=True):
-        shape = worker.load(place, folder / name, 64, None, 1)
+        shape = worker.load(folder / name, place, 64, None, 1)
         assert isinstance(shape, tuple)
         assert (shared.view(place, shape) == load_image(folder / name)).all()
-    larger = worker.load(worker.Place(0, 100), folder / "04.png", 64, None, 1)  # no room: the pixels themselves
+    larger = worker.load(folder / "04.png", worker.Place(0, 100), 64, None, 1)  # no room: the pixels themselves
     assert isinstance(larger, np.ndarray)
     assert (larger == load_image(folder / "04.png")).all()
     shared.close()
@@ -260,25 +259,9 @@ def test_a_dying_worker_takes_nothing_along(folder: Path) -> None:
     assert "cannot travel" in bad["stuck"]
 
 
-def test_a_worker_that_died_between_two_results(folder: Path) -> None:
-    """Then the pool refuses the next picture: that is not the next picture's fault."""
-    everything = [Item("killer", Killer()), *(item for item in items(folder) if item.key in WANTED)]  # type: ignore[arg-type]
-
-    def slowly() -> Iterator[Item]:
-        for n, item in enumerate(everything):
-            if n == 2:
-                for process in multiprocessing.active_children():
-                    process.join(30)  # the killer has done its work before the next picture is handed in
-            yield item
-
-    good, bad = collect(extract(slowly(), brightness, size=64, workers=1))
-    assert good == WANTED
-    assert set(bad) == {"killer"}
-
-
 def test_workers_do_not_load_torch() -> None:
     """What a worker runs is `images.load_image`; with torch it would start ten times slower and hold 200 MB more."""
-    code = "import sys, cooc.pictures.worker; sys.exit('torch' in sys.modules)"
+    code = "import sys, cooc.pictures.decoders, cooc.pictures.thumbnails; sys.exit('torch' in sys.modules)"
     assert load_image.__module__ == "cooc.pictures.decode"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -290,21 +273,25 @@ def test_default_workers() -> None:
 
 def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     """kill -9 gives the parent no chance to tell them."""
-    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
     script = (
-        "import multiprocessing, os, signal, sys\n"
-        "from cooc.pictures.batches import Item, decode\n"
-        "if __name__ == '__main__':\n"
-        "    stream = decode(iter(lambda: Item(0, sys.argv[1]), None), size=40, workers=1)\n"
-        "    next(stream)\n"
-        "    print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys\n"
+        "from cooc.pictures.decoders import Decoders\n"
+        "from tests.hostile import process, sleep\n"
+        "from threading import Thread\n"
+        "decoders = Decoders()\n"
+        "pids = {decoders.run(process, b'')}\n"
+        "Thread(target=decoders.run, args=(sleep, b''), daemon=True).start()\n"  # one works, one is at rest
+        "while len(pids) < 2:\n"
+        "    pids.add(decoders.run(process, b''))\n"
+        "print(*pids, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     (tmp_path / "parent.py").write_text(script)
-    command = [sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "a.png")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, str(tmp_path / "parent.py")]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     workers = [int(pid) for pid in done.stdout.split()]
-    assert workers
+    assert len(workers) == 2
     assert done.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
