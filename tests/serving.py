@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cooc.api import impatient
+from cooc.api.connections import BACKLOG
 from cooc.descriptor import Descriptor
 from cooc.image_search import ImageSearch
 from cooc.index.calibration import Calibration
@@ -86,7 +87,16 @@ def encoded(image: Image.Image, form: str = "PNG") -> bytes:
 def serving(app: FastAPI) -> Iterator[str]:
     """The application on a free port of this machine: its address."""
     http = impatient(app.state.services.settings)
-    config = uvicorn.Config(app, port=0, http=http, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app,
+        port=0,
+        http=http,
+        ws="none",
+        log_level="error",
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=1,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -59,7 +59,7 @@ def create_app(search: ImageSearch, settings: Settings | None = None) -> FastAPI
         quieten(asyncio.get_running_loop())
         threading.Thread(target=services.start, daemon=True).start()
         yield
-        services.close()
+        await asyncio.to_thread(services.close)  # those who are told so meanwhile still get their answer
 
     app = FastAPI(
         title="cooc",

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import struct
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,6 +26,7 @@ __all__ = ["BACKLOG", "Crowd", "impatient"]
 
 BACKLOG = 128  # connections that may wait to be accepted, and as many are accepted at once
 LEAST = 64 << 10  # bytes that a client has to take in each period of `write_seconds`
+AT_ONCE = struct.pack("ii", 1, 0)  # linger for no time
 UNSENT = 128 << 10  # bytes that the system holds for a client besides those on their way
 
 
@@ -76,7 +79,10 @@ def impatient(settings: Settings) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def hang_up(self) -> None:
-            self.transport.abort()  # close() would wait until the client has taken all that was written
+            """close() would wait until the client has taken all that was written, and so would the system itself."""
+            with suppress(OSError):
+                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+            self.transport.abort()
 
         def _tell(self) -> None:
             """Is it we who wait, for the rest of a request or until an answer is taken?"""

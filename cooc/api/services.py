@@ -31,8 +31,8 @@ LAST = 1.0  # seconds for what still runs when everybody has been answered; a ne
 class Services:
     def __init__(self, search: ImageSearch, settings: Settings) -> None:
         self.search, self.settings = search, settings
-        limits = Limits(settings.decode_seconds, settings.decode_bytes, keep=0, turn=settings.decode_turn)
-        self.decoders = Decoders(limits)
+        seconds, memory = settings.decode_seconds, settings.decode_bytes
+        self.decoders = Decoders(Limits(seconds, max(4 * seconds, 120), memory, keep=0, turn=settings.decode_turn))
         self.describing = Pool("describing", settings.describing, settings.describing_waiting)
         self.searching = Pool("searching", settings.searching, settings.searching_waiting)
         self.decoding = Pool("decoding", settings.decoding, settings.decoding_waiting)  # what clients send

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +14,7 @@ import typer
 from cooc.cli import app, err, out
 from cooc.cli.describing import DeviceOption, JsonOption, _check_output, _writing
 from cooc.cli.indexing import IndexOption, find_index
-from cooc.errors import PARTIAL, CoocError, ImageError, InputError
+from cooc.errors import PARTIAL, ImageError, InputError
 
 if TYPE_CHECKING:
     from cooc.cli.showing import Answer
@@ -26,9 +23,6 @@ if TYPE_CHECKING:
     from cooc.index.store import Filter
     from cooc.pictures.boxes import Box
     from cooc.pictures.decode import Picture
-
-LARGEST_DOWNLOAD = 64 << 20  # bytes
-DOWNLOAD_SECONDS = 30
 
 FolderOption = Annotated[str, typer.Option("--folder", metavar="PREFIX", help="Only pictures below this folder.")]
 FromOption = Annotated[str, typer.Option("--from", metavar="DATE", help="Only taken then or later: 2023, 2023-07, ...")]
@@ -155,9 +149,10 @@ def _filter(folder: str, taken_from: str, taken_to: str, tags: list[str] | None)
 
 def _queries(words: list[str], part: Box | None) -> Iterator[tuple[str, list[Picture]]]:
     """Pictures are one query together; each picture of a folder is one by itself."""
+    from cooc.pictures.download import is_web
     from cooc.pictures.folder import list_images
 
-    folders = [word for word in words if not _is_url(word) and word != "-" and Path(word).is_dir()]
+    folders = [word for word in words if not is_web(word) and word != "-" and Path(word).is_dir()]
     if not folders:
         if part is not None and len(words) > 1:
             raise InputError("--box is the part of one picture: search for one at a time.")
@@ -173,43 +168,15 @@ def _queries(words: list[str], part: Box | None) -> Iterator[tuple[str, list[Pic
 
 
 def _source(word: str) -> Picture:
+    from cooc.pictures.download import LARGEST, download, is_web, origin
+
     if word == "-":
-        data = sys.stdin.buffer.read(LARGEST_DOWNLOAD + 1)
-        if len(data) > LARGEST_DOWNLOAD:
-            raise ImageError(f"Standard input gives more than {LARGEST_DOWNLOAD >> 20} MB: give a file instead.")
+        data = sys.stdin.buffer.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ImageError(f"Standard input gives more than {LARGEST >> 20} MB: give a file instead.")
         return data
-    return _download(word) if _is_url(word) else Path(word)
-
-
-def _is_url(word: str) -> bool:
-    return word.startswith(("http://", "https://"))
-
-
-def _download(url: str) -> bytes:
-    """What the user typed, and no other address is ever fetched. It may take so long and be so large, no more.
-
-    Only http and https come here, and urllib refuses to be led from them to local files.
-    """
-    ends = time.monotonic() + DOWNLOAD_SECONDS
-    request = urllib.request.Request(url, headers={"User-Agent": "cooc"})
-    parts, size = [], 0
-    try:
-        with urllib.request.urlopen(request, timeout=DOWNLOAD_SECONDS) as response:
-            while part := response.read1(1 << 16):
-                parts.append(part)
-                size += len(part)
-                if size > LARGEST_DOWNLOAD:
-                    raise ImageError(f"{url} gives more than {LARGEST_DOWNLOAD >> 20} MB: fetch it yourself.")
-                if time.monotonic() > ends:
-                    raise ImageError(f"{url} takes longer than {DOWNLOAD_SECONDS} s: fetch it yourself.")
-    except CoocError:
-        raise
-    except (OSError, ValueError) as error:  # URLError and timeouts are OSErrors
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()  # an answer that is an error is still a connection
-        reason = getattr(error, "reason", error)
-        raise ImageError(f"{url} cannot be fetched ({reason}). Check the address.") from error
-    return b"".join(parts)
+    # The address that was typed may be one of this network; nobody is led to another such one.
+    return download(word, allow={origin(word)}) if is_web(word) else Path(word)
 
 
 def _ask(found: ImageSearch, title: str, sources: list[Picture], part: Box | None, options: dict[str, Any]) -> Answer:

@@ -29,6 +29,7 @@ from cooc.pictures.worker import Place, Shared, load
 
 __all__ = ["Bad", "Batch", "Item", "batches", "decode", "default_workers"]
 
+LIMITS = Limits()  # of a picture
 SHARED = 2 << 30  # bytes at most for pictures that come from other processes; only what is used takes memory
 
 log = logging.getLogger("cooc")
@@ -168,10 +169,10 @@ class _Task(NamedTuple):
 class _Pool:
     """Threads that decode, or that each ask a process to."""
 
-    def __init__(self, workers: int, places: int, size: int, min_side: int, limits: Limits | None = None) -> None:
+    def __init__(self, workers: int, places: int, size: int, min_side: int) -> None:
         self.size, self.min_side = size, min_side
         self.shared = Shared(places, 3 * max(size, min_side) ** 2) if workers else Shared(0, 0)
-        self.decoders = Decoders(limits, self.shared.address) if workers else None
+        self.decoders = Decoders(LIMITS, self.shared.address) if workers else None
         self.threads = ThreadPoolExecutor(workers or 2, thread_name_prefix="decoding")
 
     def submit(self, item: Item) -> _Task:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import select
 import signal
 import socket
@@ -43,7 +44,6 @@ from cooc.pictures.malloc import give_back, keep_memory
 __all__ = ["Decoders", "Limits", "serve"]
 
 T = TypeVar("T")
-PATIENCE = 4  # times as long as a picture may take is waited for an answer: machines are busy
 SPARE = 64 << 20  # bytes that a process may have grown by and stay
 STARTING = 60.0  # seconds
 LOOK = 0.2  # seconds between two looks whether others wait
@@ -58,6 +58,7 @@ class Limits:
     """Of one process. Generous: these are for a picture of 300 megapixels in the slowest format."""
 
     seconds: float = 120.0  # of processor time for a picture
+    wait: float = 600.0  # seconds by the clock: machines are busy, and disks slow
     memory: int = 16 << 30  # bytes for a picture, or what the machine has
     keep: int = 256 << 20  # bytes that are kept for the next picture, which is then faster
     turn: float = math.inf  # seconds by the clock after which a picture makes room for others, if any wait
@@ -216,10 +217,10 @@ class _Process:
             self._pipe.send_bytes(question)
         except OSError:
             raise _EndedError(self._code()) from None
-        begun, patience = time.monotonic(), PATIENCE * self._limits.seconds
-        seconds = min(self._limits.turn, patience)
+        begun = time.monotonic()
+        seconds = min(self._limits.turn, self._limits.wait)
         while not self._pipe.poll(seconds):
-            if time.monotonic() - begun >= patience or others_wait():
+            if time.monotonic() - begun >= self._limits.wait or others_wait():
                 raise _EndedError(None)
             seconds = LOOK
         good, answer, stays = self._answer(0)
@@ -269,23 +270,29 @@ def serve(file: int) -> None:
     pipe.send("ready")
     while True:
         try:
-            work, args, options = pipe.recv()
+            question = pipe.recv_bytes()
         except EOFError:
             return
-        good, answer = True, None
         signal.setitimer(signal.ITIMER_PROF, limits.seconds)
-        try:
-            answer = work(*args, **options)
-        except CoocError as error:
-            good, answer = False, _blame(error, args[0], memory)
-        except Exception as error:  # decoders' own have become ImageErrors: this is a pipe, a disk, ...
-            good, answer = False, MachineError(f"It could not be decoded ({type(error).__name__}: {error}). Try again.")
+        good, answer = _done(question, memory)
         signal.setitimer(signal.ITIMER_PROF, 0)
         stays = give_back(_resident, resident + limits.keep + SPARE)
         pipe.send((good, answer, stays))
-        del answer
+        del question, answer
         if not stays:
             return
+
+
+def _done(question: bytes, memory: int) -> tuple[bool, Any]:
+    """Was it done; the result, or the error."""
+    picture: Any = None
+    try:
+        work, (picture, *args), options = pickle.loads(question)
+        return True, work(picture, *args, **options)
+    except CoocError as error:
+        return False, _blame(error, picture, memory)
+    except Exception as error:  # decoders' own have become ImageErrors: this is a pipe, a disk, ...
+        return False, MachineError(f"It could not be decoded ({type(error).__name__}: {error}). Try again.")
 
 
 def _blame(error: CoocError, picture: Any, memory: int) -> CoocError:

@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cooc.cli import searching
 from cooc.cli.showing import blocks, shown, thumbnail
 from cooc.descriptor import Descriptor
 from cooc.index import calibration, open_store
@@ -167,15 +166,17 @@ def web(indexed: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_address(cooc: Shell, indexed: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address(cooc: Shell, indexed: Path, web: str) -> None:
     words = ("--index", indexed / ".cooc", "--json")
     assert cooc("search", f"{web}/tower.jpg", *words).json["matches"][0]["path"] == "tower_000000.jpg"
-    for path, says in (("/missing", "Not Found"), ("/away", "not allowed")):
+    for path, says in (("/missing", "Not Found"), ("/away", "only http and https")):
         refused = cooc("search", web + path, *words)
         assert refused.code == 2
         assert says in refused.err
-    monkeypatch.setattr(searching, "LARGEST_DOWNLOAD", 100)
-    assert "more than" in cooc("search", f"{web}/tower.jpg", *words).err
+    for odd in ("http://", "http://[", "http://a:b/", "http://user:word@example.org/", "http://\x7f/"):
+        refused = cooc("search", odd, *words)
+        assert refused.code == 2
+        assert len(refused.err.splitlines()) < 5
 
 
 def test_page_and_sheet(cooc: Shell, photos: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 import signal
 import subprocess
 import sys
@@ -297,7 +298,7 @@ def test_what_cannot_be_decoded_for_want_of_memory_is_not_damaged(tmp_path: Path
 
 def test_workers_do_not_load_torch() -> None:
     """What a worker runs is `images.load_image`; with torch it would start ten times slower and hold 200 MB more."""
-    code = "import sys, cooc.pictures.worker; sys.exit('torch' in sys.modules)"
+    code = "import sys, cooc.pictures.decoders, cooc.pictures.thumbnails; sys.exit('torch' in sys.modules)"
     assert load_image.__module__ == "cooc.pictures.decode"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -309,22 +310,25 @@ def test_default_workers() -> None:
 
 def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     """kill -9 gives the parent no chance to tell them."""
-    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
     script = (
         "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from cooc.pictures.batches import Item, decode\n"
-        "if __name__ == '__main__':\n"
-        "    stream = decode(iter(lambda: Item(0, sys.argv[1]), None), size=40, workers=1)\n"
-        "    next(stream)\n"
-        "    print(*[path.read_text() for path in Path('/proc/self/task').glob('*/children')], flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from cooc.pictures.decoders import Decoders\n"
+        "from tests.hostile import process, sleep\n"
+        "from threading import Thread\n"
+        "decoders = Decoders()\n"
+        "pids = {decoders.run(process, b'')}\n"
+        "Thread(target=decoders.run, args=(sleep, b''), daemon=True).start()\n"  # one works, one is at rest
+        "while len(pids) < 2:\n"
+        "    pids.add(decoders.run(process, b''))\n"
+        "print(*pids, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     (tmp_path / "parent.py").write_text(script)
-    command = [sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "a.png")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, str(tmp_path / "parent.py")]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     workers = [int(pid) for pid in done.stdout.split()]
-    assert workers
+    assert len(workers) == 2
     assert done.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
