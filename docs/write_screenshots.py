@@ -20,7 +20,6 @@ DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "examples")]
 
 import demo  # noqa: E402
-
 from cooc.api import create_app  # noqa: E402
 from cooc.image_search import ImageSearch  # noqa: E402
 from tests.serving import encoded, serving  # noqa: E402

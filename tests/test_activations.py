@@ -303,7 +303,7 @@ def test_unknown_names_offer_the_nearest() -> None:
 def test_devices_and_dtypes() -> None:
     assert resolve_device("cpu") == torch.device("cpu")
     assert resolve_device("auto").type in ("cpu", "cuda")
-    with pytest.raises(InputError, match="cannot be used here.*Usable: cpu"):
+    with pytest.raises(InputError, match=r"cannot be used here.*Usable: cpu"):
         resolve_device("gpu")
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="no usable CUDA device"):
