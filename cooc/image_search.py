@@ -22,18 +22,27 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from cooc import __version__
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreMissingError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
 from cooc.index.export import import_index, read_meta
-from cooc.index.shortlist import Match, Options, Results, find_duplicates, find_matches, unit
-from cooc.index.store import Filter, Record, Store, StoreMeta, Vectors, check_same
+from cooc.index.shortlist import (
+    NEAR_DUPLICATE,
+    Match,
+    Options,
+    Results,
+    as_query,
+    find_duplicates,
+    find_matches,
+    unit,
+)
+from cooc.index.store import Filter, Record, Store, StoreMeta, Vectors, check_same, id_bytes, several
 from cooc.index.sync import Engine, Here, Progress, Report, Stop
 from cooc.pictures import Folder, is_url, open_collection
-from cooc.pictures.boxes import Box
+from cooc.pictures.boxes import Box, check_box
 from cooc.pictures.decode import Picture
 from cooc.recipes import DescriptorConfig, find_recipe
 
@@ -43,10 +52,10 @@ if TYPE_CHECKING:
 __all__ = ["ImageSearch", "Match", "Report", "Results", "Status"]
 
 DEFAULT_RECIPE = "paper-linear"
-NEAR_DUPLICATE = 0.8  # measured: copies saved at quality 40 or cropped by 10 % have 0.79 to 0.97, other views less
 BLOCK = 1000  # pictures removed in one transaction
 
 Path_ = str | os.PathLike[str]
+Paths = Path_ | Iterable[Path_]
 
 
 @dataclass(frozen=True)
@@ -186,13 +195,13 @@ class ImageSearch:
 
     # changes
 
-    def add(self, paths: Iterable[Path_], *, workers: int = 0, progress: Progress | None = None) -> Report:
+    def add(self, paths: Paths, *, workers: int = 0, progress: Progress | None = None) -> Report:
         """Add these files, or replace what the index knows of them. Files that have not changed cost nothing."""
-        return sync.add_files(self.store, self.collection, Here(self._get, workers), paths, progress=progress)
+        return sync.add_files(self.store, self.collection, Here(self._get, workers), several(paths), progress=progress)
 
     def index(
         self,
-        folders: Sequence[Path_],
+        folders: Paths,
         *,
         workers: int | None = None,
         engine: Engine | None = None,
@@ -209,7 +218,7 @@ class ImageSearch:
             self.store,
             self.collection,
             engine or Here(self._get, workers),
-            folders,
+            list(several(folders)),
             keep_missing=keep_missing,
             follow=follow,
             progress=progress,
@@ -219,27 +228,27 @@ class ImageSearch:
     def _get(self) -> Descriptor:
         return self.descriptor
 
-    def remove(self, paths: Iterable[Path_]) -> int:
+    def remove(self, paths: Paths) -> int:
         """Forget pictures, or all pictures of a folder; the files stay. Names as in results, or paths on disk."""
         removed = 0
-        for name in (self.name(path) for path in paths):
+        for name in (self.name(path) for path in several(paths)):
             where = Filter(prefix=name or None)
             while below := [record.path for record in self.store.records(where, limit=BLOCK)]:
                 removed += self.store.remove(below)
             removed += self.store.remove([name]) if name else 0
         return removed
 
-    def tag(self, paths: Iterable[Path_], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int:
+    def tag(self, paths: Paths, add: str | Iterable[str] = (), remove: str | Iterable[str] = ()) -> int:
         """Give tags to pictures, or to all pictures of folders, and take others away; how many pictures."""
-        add, remove = list(add), list(remove)
+        add, remove = list(several(add)), list(several(remove))
         records, count = self.records(paths), 0
         while block := [record.id for record in itertools.islice(records, BLOCK)]:
             count += self.store.tag(block, add, remove)
         return count
 
-    def records(self, paths: Iterable[Path_]) -> Iterator[Record]:
+    def records(self, paths: Paths) -> Iterator[Record]:
         """What the index knows of pictures, or of all pictures of folders. A name that it does not know is an error."""
-        for path in paths:
+        for path in several(paths):
             name = self.name(path)
             (one,) = self.store.find([name]) if name else [None]
             found = iter([one]) if one else self.store.records(Filter(prefix=name or None))
@@ -282,7 +291,7 @@ class ImageSearch:
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset)
         images, boxes = _together(image, box)
-        query = unit(self.descriptor.describe(images, boxes).numpy().sum(axis=0))
+        query = self._describe(images, boxes)
         return find_matches(self.store, query, options, curve=self.calibration, started=started)
 
     def search_id(
@@ -301,14 +310,29 @@ class ImageSearch:
         """The same for a picture of the index, by its vector, or for the part of it in a box; it is not among them."""
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset)
-        query = (
-            self.vectors([id])[0] if box is None else unit(self.descriptor.describe([self.file(id)], [box]).numpy()[0])
-        )
+        id_bytes(id)  # or results could hold it under another spelling
+        query = self.vectors([id])[0] if box is None else self._describe([self.file(id)], [check_box(box)])
         return find_matches(self.store, query, options, curve=self.calibration, without=id, started=started)
 
-    def search_vector(self, vector: NDArray[np.float32], k: int = 20, **options: Any) -> Results:
+    def search_vector(
+        self,
+        vector: ArrayLike,
+        k: int = 20,
+        *,
+        expand: str | None = None,
+        rerank: str | None = None,
+        augment: bool = False,
+        where: Filter | None = None,
+        min_score: float | None = None,
+        offset: int = 0,
+    ) -> Results:
         """The same for a vector (D,) of this descriptor."""
-        return find_matches(self.store, unit(vector), Options(k, **options), curve=self.calibration)
+        options = Options(k, expand, rerank, augment, where, min_score, offset)
+        return find_matches(self.store, as_query(vector, self.meta.dim), options, curve=self.calibration)
+
+    def _describe(self, images: list[Any], boxes: list[Box | None]) -> NDArray[np.float32]:
+        """One query: the sum of what each picture gives, as a unit vector (D,)."""
+        return unit(self.descriptor.describe(images, boxes).numpy().sum(axis=0))
 
     def vectors(self, ids: Sequence[str]) -> Vectors:
         return self.store.vectors(ids)
@@ -354,16 +378,16 @@ class ImageSearch:
 
 def _together(image: Any, box: Any) -> tuple[list[Any], list[Box | None]]:
     """One picture with its box, or several with a box or None for each."""
-    if not isinstance(image, (list, tuple)):
-        return [image], [box]
-    if not image:
+    images = list(image) if isinstance(image, (list, tuple)) else [image]
+    if not images:
         raise InputError("There is no picture to search for: give at least one.")
     if box is None:
-        return list(image), [None] * len(image)
-    boxes = [box] if len(image) == 1 and len(box) == 4 and not isinstance(box[0], (list, tuple)) else list(box)
-    if len(boxes) != len(image):
-        raise InputError(f"{len(image)} pictures came with {len(boxes)} boxes: give a box, or None, for each of them.")
-    return list(image), boxes
+        return images, [None] * len(images)
+    lists = (list, tuple, np.ndarray)
+    boxes = list(box) if isinstance(box, lists) and any(n is None or isinstance(n, lists) for n in box) else [box]
+    if len(boxes) != len(images):
+        raise InputError(f"{len(images)} pictures came with {len(boxes)} boxes: give a box, or None, for each of them.")
+    return images, [one if one is None else check_box(one) for one in boxes]
 
 
 def _lasting(config: DescriptorConfig) -> DescriptorConfig:
