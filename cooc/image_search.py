@@ -3,7 +3,7 @@
     with ImageSearch.create("photos/.cooc", root="photos") as search:
         search.index(["photos"])                                     # again and again: only changes cost time
         for match in search.search("query.jpg", box=(40, 60, 300, 400)).matches:
-            print(match.path, match.score, match.probability)
+            print(match.path, match.score)
 
 The command line and the web page are this object and nothing else. Searching may go on in many threads and processes
 while one process, which has opened the index with write=True, changes it.

@@ -61,7 +61,7 @@ def write(root: Path) -> bytes:
 
 def take(page: Page, query: bytes) -> None:
     page.set_input_files("#file", {"name": "query.png", "mimeType": "image/png", "buffer": query})
-    page.wait_for_selector(".card .chance")
+    page.wait_for_selector(".card .mark")
     area = page.locator("#canvas").bounding_box()
     assert area
     x0, y0, x1, y1 = BOX

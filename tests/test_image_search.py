@@ -201,7 +201,7 @@ def test_wrong_boxes(search: ImageSearch, photos: Path, box: Any) -> None:
         lambda: search.search_id(id, box=box),
         lambda: search.descriptor.describe([photos / "00.jpg"], [box]),
     ):
-        with pytest.raises(InputError, match="(?i)box"):
+        with pytest.raises(InputError, match=r"(?i)box"):
             ask()
 
 

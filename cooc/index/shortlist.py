@@ -35,14 +35,15 @@ class Match:
     id: str
     path: str  # relative to the index's root
     score: float  # inner product with the query, however the results were ordered
-    probability: float | None  # that it shows the same thing; None if nobody has counted for this descriptor
+    probability: float | None  # how often such a score was right where the curve was fitted; None without a curve
     record: Record
+    verified: bool = False  # do both pictures agree in more than their vectors? If not, it is merely similar
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
     matches: list[Match]  # best first
-    no_match: bool  # even the best result is probably wrong
+    no_match: bool  # by the curve, even the best result is more likely another thing
     query_vector: NDArray[np.float32]  # (D,)
     seconds: float
 

@@ -21,6 +21,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from cooc.cli import searching
 from cooc.cli.showing import blocks, shown, thumbnail
@@ -93,24 +94,47 @@ def test_the_index_is_found(cooc: Shell, photos: Path, monkeypatch: pytest.Monke
     assert cooc("status", "--json").json["root"] == str(photos)
 
 
-def test_table_says_scores_and_that_there_is_no_probability(cooc: Shell, indexed: Path) -> None:
+def test_table_says_similar(cooc: Shell, indexed: Path) -> None:
     found = cooc("search", indexed / "arch_000000.jpg", "--index", indexed / ".cooc", "-k", 2, "--no-thumbnails")
-    assert re.search(r"1 +1\.000 +- +arch_000000\.jpg", found.out)
-    assert "not been calibrated" in found.err
+    assert re.search(r"1 +similar 1\.000 +arch_000000\.jpg", found.out)
+    assert "no calibration" in found.err
+
+
+@pytest.mark.parametrize("width", [40, 80, None])
+def test_a_long_name_leaves_room_for_the_score(
+    cooc: Shell, photos: Path, monkeypatch: pytest.MonkeyPatch, width: int | None
+) -> None:
+    """In a terminal it takes several lines; in a pipe it stays whole."""
+    name = f"{'long ' * 40}name.jpg"
+    (photos / "arch_000000.jpg").rename(photos / name)
+    cooc("index", photos, "-q")
+    if width is not None:
+        monkeypatch.setattr(searching, "out", Console(highlight=False, width=width, force_terminal=True, no_color=True))
+    found = cooc("search", photos / name, "--index", photos / ".cooc", "-k", 1, "--no-thumbnails")
+    table = re.sub(r"\x1b\[[^m]*m|\x1b\]8;[^\x1b]*\x1b\\", "", found.out.partition("picture")[2])
+    assert "1  similar 1.000  long" in table
+    assert "".join(table.replace("similar 1.000", "").split())[1:] == name.replace(" ", "")
+    if width is None:
+        assert name in table
 
 
 def test_no_match_is_said(cooc: Shell, indexed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     curve = functools.partial(Calibration, 10.0)
     words = ("search", indexed / "arch_000000.jpg", "--index", indexed / ".cooc", "--no-thumbnails")
     monkeypatch.setattr(calibration, "find", lambda space: curve(-20.0))
-    assert "No match in here" in cooc(*words).out
+    assert "merely similar" in cooc(*words).out
     page = tmp_path / "page.html"
     assert cooc(*words, "--json", "--html", page).json["no_match"] is True
-    assert "No match in here" in page.read_text()
+    assert "merely similar" in page.read_text()
     monkeypatch.setattr(calibration, "find", lambda space: curve(-5.0))
-    found = cooc(*words)
-    assert "No match" not in found.out
-    assert "99%" in found.out
+    found = cooc(*words, "--html", page)
+    assert "merely" not in found.out
+    for told in (found.out, re.sub(r"<style>.*?</style>|base64,[^\"]*", "", page.read_text(), flags=re.DOTALL)):
+        assert "similar 1.000" in told
+        assert not re.search(r"\bmatch|%", told)
+    first = cooc(*words, "--json").json["matches"][0]
+    assert first["probability"] == pytest.approx(curve(-5.0)(first["score"]))
+    assert first["verified"] is False
 
 
 def test_options_change_the_ranking(cooc: Shell, photos: Path) -> None:
