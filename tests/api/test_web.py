@@ -429,6 +429,11 @@ def test_phone(visit: Visit) -> None:
     give(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     keep(page, "phone-results")
+    for card in page.locator(".card").all():
+        mark, why = card.locator(".mark").bounding_box(), card.locator(".why").bounding_box()
+        assert mark
+        assert why
+        assert mark["y"] + mark["height"] <= why["y"]  # neither lies over the other
     page.get_by_role("button", name=re.compile("Why")).first.tap()
     expect(page.get_by_role("dialog").locator(".here")).to_have_count(2)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
