@@ -12,6 +12,7 @@
     │   ├── StoreMismatchError      5   vectors of another recipe, weight set or dimension
     │   ├── StoreLockedError        5   another process is writing
     │   └── StoreDamagedError       5   the files on disk are not what was written
+    │       └── VectorDamagedError  5   the vectors of single images are not; the rest of the index is good
     ├── DatasetError                6   a benchmark's pictures or ground truth are missing or wrong
     └── MachineError                7   this machine failed, not the file: out of memory, a lost disk
 
@@ -39,6 +40,7 @@ __all__ = [
     "StoreMismatchError",
     "StoreMissingError",
     "UnknownNameError",
+    "VectorDamagedError",
     "WeightsError",
     "WhiteningError",
 ]
@@ -98,6 +100,14 @@ class StoreLockedError(StoreError):
 
 class StoreDamagedError(StoreError):
     pass
+
+
+class VectorDamagedError(StoreDamagedError):
+    """`ids` are the images: who can do without them goes on with the others."""
+
+    def __init__(self, message: str, ids: Iterable[str]) -> None:
+        super().__init__(message)
+        self.ids = frozenset(ids)
 
 
 class DatasetError(CoocError):

@@ -14,16 +14,21 @@ import importlib.util
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 
+from cooc.index.store import Record
 from tests.milvus_server import Milvus, free_port
 
 
@@ -33,6 +38,9 @@ class Engine(Protocol):
     def address(self, folder: Path, dim: int | None = None) -> str:
         """Of an index that is not there yet; another one for each folder. Where `dim` is known, it may be faster."""
         ...
+
+    def harm(self, folder: Path, image: Record, data: Callable[[bytes], bytes]) -> None:
+        """Damage what is stored of an image's vector (little-endian float32), as a failing disk would."""
 
     def drop(self, folder: Path) -> None:
         """The index of that folder is no longer needed, if it costs anything."""
@@ -52,6 +60,14 @@ class Embedded:
 
     def address(self, folder: Path, dim: int | None = None) -> str:
         return str(folder / "index")
+
+    def harm(self, folder: Path, image: Record, data: Callable[[bytes], bytes]) -> None:
+        with closing(sqlite3.connect(folder / "index" / "index.sqlite")) as connection, connection:
+            where = "WHERE slot = (SELECT slot FROM images WHERE id = ?)"
+            name = bytes.fromhex(image.id)
+            (found,) = connection.execute(f"SELECT vector FROM vectors {where}", (name,)).fetchone()
+            connection.execute(f"UPDATE vectors SET vector = ? {where}", (data(found), name))
+        shutil.rmtree(folder / "index" / "cache", ignore_errors=True)  # where a good copy may be
 
     def drop(self, folder: Path) -> None: ...
 
@@ -82,7 +98,22 @@ class Postgres:
         return f"postgresql://cooc:{quote(self.password, safe='')}@127.0.0.1:{self.port}/postgres?index={index}"
 
     def address(self, folder: Path, dim: int | None = None) -> str:
-        return self.url(hashlib.sha256(os.fsencode(folder)).hexdigest()[:16])
+        return self.url(self._index(folder))
+
+    def _index(self, folder: Path) -> str:
+        return hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+
+    def harm(self, folder: Path, image: Record, data: Callable[[bytes], bytes]) -> None:
+        import psycopg
+
+        name = bytes.fromhex(image.id)
+        with psycopg.connect(self.url("none").partition("?")[0]) as connection:
+            connection.execute(f"SET search_path TO cooc_{self._index(folder)}, public")
+            (found,) = connection.execute("SELECT vector::real[] FROM vectors WHERE id = %s", (name,)).fetchone() or [
+                []
+            ]
+            harmed = np.frombuffer(data(np.array(found, "<f4").tobytes()), "<f4")
+            connection.execute("UPDATE vectors SET vector = %s::real[]::vector WHERE id = %s", (harmed.tolist(), name))
 
     def drop(self, folder: Path) -> None: ...
 

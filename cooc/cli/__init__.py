@@ -2,7 +2,8 @@
 
     describing.py     describe, heatmap, whiten, recipes
     weights.py        weights list | fetch | verify | export | import
-    indexing.py       index, add, remove, tag, status, verify, compact, export, import, calibrate
+    indexing.py       index, add, remove, tag, status, calibrate
+    upkeep.py         verify, compact, export, import
     searching.py      search, duplicates
     serving.py        serve, explain
     training.py       train, filter show | compress | import
@@ -79,4 +80,15 @@ def run(app: typer.Typer) -> None:
 
 
 # Each adds its commands to app.
-from cooc.cli import benching, describing, indexing, planning, reporting, searching, serving, training, weights  # noqa: E402, F401
+from cooc.cli import (  # noqa: E402
+    benching,  # noqa: F401
+    describing,  # noqa: F401
+    indexing,  # noqa: F401
+    planning,  # noqa: F401
+    reporting,  # noqa: F401
+    searching,  # noqa: F401
+    serving,  # noqa: F401
+    training,  # noqa: F401
+    upkeep,  # noqa: F401
+    weights,  # noqa: F401
+)

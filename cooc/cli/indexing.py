@@ -1,4 +1,4 @@
-"""Commands that make and keep an index: index, add, remove, tag, status, verify, compact, export, import, calibrate."""
+"""Commands that make an index and fill it: index, add, remove, tag, status, calibrate."""
 
 from __future__ import annotations
 
@@ -202,67 +202,6 @@ def status(
         table.add_row("on disk", f"{found.bytes / 1e6:,.1f} MB")
     table.add_row("made", f"{found.created} by cooc {found.cooc_version}")
     out.print(table, soft_wrap=False, crop=False)
-
-
-@app.command()
-def verify(index: IndexOption = "", as_json: JsonOption = False) -> None:
-    """Read a whole index and check it; exit code 5 if something is wrong."""
-    from cooc.image_search import ImageSearch
-
-    with ImageSearch.open(find_index(index)) as search:
-        problems = search.store.verify()
-        count = len(search.store)
-    if as_json:
-        typer.echo(json.dumps({"images": count, "problems": problems}))
-    else:
-        for problem in problems:
-            err.print(problem, style="red", markup=False)
-        out.print(f"{len(problems)} problems." if problems else f"All is well: {count} pictures.")
-    if problems:
-        raise typer.Exit(5)
-
-
-@app.command()
-def compact(index: IndexOption = "") -> None:
-    """Give back the space of removed pictures, and prepare fast search in a large index."""
-    from cooc.image_search import ImageSearch
-
-    with ImageSearch.open(find_index(index), write=True) as search:
-        before = search.status().bytes
-        search.store.compact()
-    with ImageSearch.open(find_index(index)) as search:
-        after = search.status().bytes
-    if before is not None and after is not None:
-        out.print(f"{before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now.")
-
-
-@app.command()
-def export(
-    output: Annotated[Path, typer.Argument(metavar="FILE.npy|FILE.parquet", help="Where it goes.")],
-    index: IndexOption = "",
-) -> None:
-    """Write vectors and records to files: .npy with a .jsonl beside it, or .parquet."""
-    from cooc.image_search import ImageSearch
-    from cooc.index.export import export_index
-
-    with ImageSearch.open(find_index(index)) as search:
-        count = export_index(search.store, output)
-    out.print(f"{count} pictures: {output}", markup=False)
-
-
-@app.command("import")
-def import_(
-    source: Annotated[Path, typer.Argument(metavar="FILE.npy|FILE.parquet", help="What `cooc export` wrote.")],
-    index: Annotated[
-        str, typer.Option("--index", metavar="INDEX", help="An index, or where to make one: a folder or an address.")
-    ],
-    root: Annotated[str, typer.Option(help="For a new index: the folder of its pictures.")] = "",
-) -> None:
-    """Add the pictures of an exported index to another one, or make a new one of them."""
-    from cooc.image_search import ImageSearch
-
-    with ImageSearch.import_from(source, index, root=root or None) as search:
-        out.print(f"{len(search.store)} pictures in {search.index_name}.", markup=False)
 
 
 @app.command()

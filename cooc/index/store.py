@@ -1,11 +1,11 @@
-"""What an index keeps, and the small interface that every engine under `stores/` implements.
+"""What an index keeps, and the small interface that every engine implements.
 
 An index holds one `Record` and one unit vector for each image, and a `StoreMeta` that says how the vectors were made.
 Images are named in two ways: by `path` (relative to the index's root; what a person sees, and what is unique) and by
 `id` (a digest of content and path; what results carry, the same on every machine and in every engine).
 
 Engines differ in where they keep this, never in what they answer: `Store` is the contract, `Filter.matches` and
-`SearchResult` define the answers, and one conformance suite (tests/test_store.py) is run on all of them.
+`SearchResult` define the answers, and one conformance suite (tests/index/test_store.py) is run on all of them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cooc.errors import InputError, StoreMismatchError
+from cooc.errors import InputError, StoreMismatchError, VectorDamagedError
 from cooc.pictures.collection import Entry
 
-FORMAT = 2  # raised when an older cooc could no longer read what is written
+FORMAT = 3  # raised when an older cooc could no longer read what is written
+REMEMBERED = timedelta(days=90)  # how long the tags of removed pictures are kept
 
 Vectors = NDArray[np.float32]
 STORAGES = ("float32", "float16", "int8", "int4", "pq")  # what an engine may keep of a vector, most precise first
@@ -34,6 +35,16 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TAKEN = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d)?")
 _MOMENT = re.compile(r"\d{4}(-\d\d(-\d\d(T\d\d(:\d\d(:\d\d)?)?)?)?)?")
+
+
+def now() -> str:
+    """ISO, UTC, seconds: such texts sort as their times do."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def long_ago() -> str:
+    """What was removed before this moment may be forgotten for good."""
+    return (datetime.now(UTC) - REMEMBERED).isoformat(timespec="seconds")
 
 
 def path_bytes(path: str) -> bytes:
@@ -99,6 +110,16 @@ class BadFile:
     size: int
     mtime_ns: int
     reason: str
+    since: str = ""  # ISO time of the first report in an unbroken row of them; engines fill it in when it is empty
+
+
+class Forgotten(NamedTuple):
+    """The tags of a picture that was removed: it gets them back if its content comes back, wherever that is."""
+
+    sha256: str
+    path: str
+    tags: frozenset[str]
+    removed: str  # ISO time
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +133,7 @@ class StoreMeta:
     dim: int
     root: str | None = None
     cooc_version: str = ""
-    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    created: str = field(default_factory=now)
     format: int = FORMAT
     storage: str = "float32"  # one of STORAGES
 
@@ -176,6 +197,9 @@ class Filter:
         )
 
 
+Block = tuple[Sequence[Record], Vectors]  # (n, D): a vector for each record
+
+
 class SearchResult(NamedTuple):
     """Best first; equal scores in the order of their ids, so that an answer never depends on chance."""
 
@@ -196,14 +220,22 @@ class Store(Protocol):
 
     # changes
     def add(self, records: Sequence[Record], vectors: Vectors) -> None:
-        """Upsert by path. Tags that a path already had stay; its report as a bad file goes."""
+        """Upsert by path. Tags that a path already had stay; its report as a bad file goes.
+
+        A picture gets back the tags that were kept of its content: those of this path where there are any, else all
+        that are left of it.
+        """
+
+    def add_all(self, blocks: Iterable[Block]) -> int:
+        """`add` for many blocks as one change, all or nothing; how many images. It may walk the blocks twice."""
+        ...
 
     def remove(self, paths: Iterable[str]) -> int:
-        """How many there were to remove."""
+        """How many there were to remove. Their tags are kept for `REMEMBERED`, by content."""
         ...
 
     def rename(self, moves: Mapping[str, str]) -> int:
-        """Moved files, old path -> new: vector and tags go along, whatever was at the new path goes."""
+        """Moved files, old path -> new: vector and tags go along, whatever was at the new path is removed."""
         ...
 
     def touch(self, mtimes_ns: Mapping[str, int]) -> int:
@@ -211,8 +243,15 @@ class Store(Protocol):
         ...
 
     def tag(self, ids: Iterable[str], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int: ...
-    def report_bad(self, files: Iterable[BadFile]) -> None: ...
+    def report_bad(self, files: Iterable[BadFile]) -> None:
+        """A path that was reported before keeps its `since`."""
+
     def clear_bad(self, paths: Iterable[str]) -> int: ...
+    def note(self, name: str, value: Any | None) -> None:
+        """Keep a small JSON value about the index; None forgets it."""
+
+    def remember(self, tags: Iterable[Forgotten]) -> None:
+        """Tags for pictures that are yet to come, as if they had been removed."""
 
     # questions
     def get(self, ids: Sequence[str]) -> list[Record | None]:
@@ -228,14 +267,26 @@ class Store(Protocol):
         ...
 
     def bad_files(self) -> Iterator[BadFile]: ...
+    def notes(self) -> dict[str, Any]: ...
+    def forgotten(self) -> Iterator[Forgotten]:
+        """What is remembered of removed pictures, in the order of content and path."""
+        ...
+
+    def damaged(self) -> Iterator[str]:
+        """Paths, in order, of images whose vector is not what was written. `add` mends them."""
+        ...
+
     def vectors(self, ids: Sequence[str]) -> Vectors:
-        """(n, D), in the order asked for."""
+        """(n, D), in the order asked for. Never a damaged one: that is a `VectorDamagedError` which names the image."""
         ...
 
     def search(
         self, queries: Vectors, k: int, *, where: Filter | None = None, exact: bool | None = None
     ) -> SearchResult:
-        """The k nearest of (Q, D) unit vectors. `exact`: True demands it, False allows less, None leaves it to size."""
+        """The k nearest of (Q, D) unit vectors. `exact`: True demands it, False allows less, None leaves it to size.
+
+        Images whose vector is damaged are left out, with a warning.
+        """
         ...
 
     # upkeep
@@ -247,7 +298,7 @@ class Store(Protocol):
         ...
 
     def compact(self) -> None:
-        """Give back the space of what was removed and bring the search structure up to date."""
+        """Give back the space of what was removed, forget old tags, and bring the search structure up to date."""
 
     def disk_bytes(self) -> int | None:
         """What it takes on disk, where that can be told."""
@@ -267,6 +318,44 @@ def several(given: Any) -> Iterable[Any]:
     if not isinstance(given, Iterable):
         raise InputError(f"{given!r} is neither a name nor a list of names.")
     return given
+
+
+def damaged_vector(index: str, images: Mapping[str, str]) -> VectorDamagedError:
+    """For images (id -> path) whose vectors are not what was written to `index`."""
+    names = sorted(images.values())
+    shown = os.fsencode(names[0]).decode("utf-8", "backslashreplace")
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    return VectorDamagedError(
+        f"The vector of {shown}{more} in {index} is damaged: the next `cooc index` describes the picture again.", images
+    )
+
+
+def intact(store: Store, ids: Iterable[str]) -> tuple[list[str], Vectors]:
+    """Vectors of the images that have good ones, and which these are."""
+    wanted = list(ids)
+    while True:
+        try:
+            return wanted, store.vectors(wanted)
+        except VectorDamagedError as error:
+            wanted = [name for name in wanted if name not in error.ids]
+
+
+def given_back(records: Iterable[Record], kept: Iterable[Forgotten]) -> tuple[list[Record], set[tuple[str, str]]]:
+    """Records with the tags that were kept of their content, and what is used up by that: (sha256, path).
+
+    Of several copies of a picture each gets its own tags, if it comes back to its path; what is left goes to the rest.
+    """
+    records, by_content = list(records), dict[str, dict[str, frozenset[str]]]()
+    for one in kept:
+        by_content.setdefault(one.sha256, {})[one.path] = one.tags
+    at_home = {(record.sha256, record.path) for record in records}
+    found, used = list[Record](), set[tuple[str, str]]()
+    for record in records:
+        paths = by_content.get(record.sha256, {})
+        own = [record.path] if record.path in paths else [p for p in paths if (record.sha256, p) not in at_home]
+        found.append(replace(record, tags=record.tags.union(*(paths[path] for path in own))))
+        used |= {(record.sha256, path) for path in own}
+    return found, used
 
 
 def check_tags(tags: Iterable[str]) -> None:

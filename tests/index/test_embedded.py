@@ -65,7 +65,15 @@ def test_version_1_opens(tmp_path: Path) -> None:
     for write in (False, True):
         with open_store(str(tmp_path / "index"), write=write) as store:
             assert store.meta == StoreMeta(
-                "fixture", {"radius": 4}, "a" * 64, "b" * 64, 8, "photos", "0.1.0", "2026-01-01T00:00:00+00:00", 1
+                "fixture",
+                {"radius": 4},
+                "a" * 64,
+                "b" * 64,
+                8,
+                "photos",
+                "0.1.0",
+                "2026-01-01T00:00:00+00:00",
+                3 if write else 1,
             )
             records = list(store.records())
             assert [r.path for r in records] == ["a/0.jpg", "a/1.jpg", "b/2.jpg", "b/3.jpg", "b/caf\udce9.jpg"]
@@ -73,8 +81,16 @@ def test_version_1_opens(tmp_path: Path) -> None:
             assert records[4].tags == {"good"}
             np.testing.assert_array_equal(store.vectors([r.id for r in records]), vectors)
             assert store.search(vectors, 1).ids == [[r.id] for r in records]
-            assert [bad.reason for bad in store.bad_files()] == ["truncated"]
-            assert store.verify() == []
+            assert [(bad.reason, bad.since) for bad in store.bad_files()] == [("truncated", "")]
+            assert store.notes() == {}
+            assert list(store.forgotten()) == list(store.damaged()) == store.verify() == []
+            if write:
+                (bad,) = store.bad_files()
+                store.report_bad([bad])
+                assert next(store.bad_files()).since  # the first that is known
+                store.note("x", 1)
+                store.remove(["b/caf\udce9.jpg"])
+                assert next(store.forgotten()).tags == {"good"}
 
 
 # the cache

@@ -14,11 +14,12 @@ import pytest
 
 from cooc.errors import InputError, StoreError
 from cooc.index import create_store, open_store, without_password
-from cooc.index.store import Filter
+from cooc.index.store import BadFile, Filter
 from tests import servers
-from tests.index.test_store import META, random_vectors, record, unit
+from tests.index.test_store import META, flip, random_vectors, record, unit
 
 postgres = pytest.importorskip("cooc.index.postgres.store", reason="pip install 'cooc[dev]'")
+nearest = pytest.importorskip("cooc.index.postgres.nearest", reason="pip install 'cooc[dev]'")
 
 
 @pytest.fixture
@@ -45,8 +46,8 @@ def recall(store: postgres.PostgresStore, queries: np.ndarray, k: int, where: Fi
 
 def test_the_graph(server: servers.Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is built when there are enough images, used, kept up, found out to be worn, and no filter makes it forget."""
-    monkeypatch.setattr(postgres, "APPROXIMATE_FROM", 2000)
-    monkeypatch.setattr(postgres, "MATCHING", 100)
+    monkeypatch.setattr(nearest, "APPROXIMATE_FROM", 2000)
+    monkeypatch.setattr(nearest, "MATCHING", 100)
     vectors, queries = clustered(3000, 32), clustered(3020, 32)[3000:]
     records = [
         record(f"{'ab'[i % 2]}/{i:04}.jpg", tags=frozenset({"1%"} if i % 100 == 0 else {"5%"} if i % 20 == 1 else ()))
@@ -93,7 +94,7 @@ def graphs(store: postgres.PostgresStore) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("dim", [2001, 4001, 16_000])
 def test_long_vectors(server: servers.Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
-    monkeypatch.setattr(postgres, "APPROXIMATE_FROM", 10)
+    monkeypatch.setattr(nearest, "APPROXIMATE_FROM", 10)
     vectors = random_vectors(20, dim=dim)
     with create_store(server.address(tmp_path), replace(META, dim=dim)) as store:
         assert isinstance(store, postgres.PostgresStore)
@@ -249,3 +250,51 @@ def test_damage_is_found(server: servers.Postgres, tmp_path: Path) -> None:
             "3 images",
         ):
             assert problem in found
+
+
+# What format 2 had, by taking away what it had not.
+DOWNGRADE = """
+ALTER TABLE vectors DROP COLUMN checksum; ALTER TABLE bad DROP COLUMN since; DROP TABLE notes; DROP TABLE forgotten;
+UPDATE meta SET format = 2, json = jsonb_set(json::jsonb, '{format}', '2')::text;
+"""
+
+
+def test_an_index_of_format_2_is_read_as_it_is_and_upgraded_by_who_writes(
+    server: servers.Postgres, tmp_path: Path
+) -> None:
+    address, vectors = server.address(tmp_path), random_vectors(3)
+    with create_store(address, META) as store:
+        assert isinstance(store, postgres.PostgresStore)
+        store.add([record(f"{name}.jpg", tags=frozenset(name)) for name in "abc"], vectors)
+        store.report_bad([BadFile("bad.jpg", 1, 2, "truncated")])
+        store._server.change(lambda connection: connection.execute(DOWNGRADE))
+    ids = [record(f"{name}.jpg").id for name in "abc"]
+    with open_store(address) as store:
+        assert store.meta.format == 2
+        np.testing.assert_array_equal(store.vectors(ids), vectors)
+        assert store.search(vectors, 1).ids == [[name] for name in ids]
+        assert list(store.bad_files()) == [BadFile("bad.jpg", 1, 2, "truncated")]
+        assert store.notes() == {}
+        assert list(store.forgotten()) == list(store.damaged()) == store.verify() == []
+        store.snapshot(str(tmp_path / "copy"))
+        with open_store(address, write=True) as writer:
+            assert writer.meta == META
+            writer.note("x", 1)
+            writer.remove(["a.jpg"])
+            writer.rename({"b.jpg": "moved.jpg"})
+            writer.add([record("a.jpg")], vectors[:1])
+            assert writer.find(["a.jpg"]) == [record("a.jpg", tags=frozenset("a"))]
+            assert writer.verify() == []
+            np.testing.assert_array_equal(writer.vectors([ids[0], ids[2]]), vectors[[0, 2]])
+        assert store.search(vectors[:1], 1).ids == [ids[:1]]  # who has opened it before goes on
+
+
+def test_a_moved_picture_keeps_its_checksum(server: servers.Postgres, tmp_path: Path) -> None:
+    with create_store(server.address(tmp_path), META) as store:
+        store.add([record("a.jpg"), record("b.jpg")], random_vectors(2))
+        server.harm(tmp_path, record("a.jpg"), flip(30))
+        store.rename({"a.jpg": "c.jpg"})
+        assert list(store.damaged()) == ["c.jpg"]
+        store.snapshot(str(tmp_path / "copy"))
+    with open_store(str(tmp_path / "copy")) as copy:
+        assert [r.path for r in copy.records()] == ["b.jpg"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +29,10 @@ from cooc.errors import (
     StoreMismatchError,
     StoreMissingError,
     UnknownNameError,
+    VectorDamagedError,
 )
 from cooc.index import create_store, open_store, without_password
-from cooc.index.store import BadFile, Filter, Record, Store, StoreMeta, check_same
+from cooc.index.store import BadFile, Filter, Forgotten, Record, Store, StoreMeta, check_same, intact
 from tests import servers
 from tests.reference.store import Model
 from tests.servers import ENGINES, SERVERS
@@ -256,21 +259,181 @@ def test_tags_and_times(store: Store) -> None:
     assert store.touch({"a.jpg": 5, "none.jpg": 6}) == 1
     assert [r.mtime_ns for r in store.records()] == [5, record("b.jpg").mtime_ns]
     assert store.remove(["a.jpg"]) == 1
-    store.add([record("a.jpg")], random_vectors(1))
-    assert store.find(["a.jpg"]) == [record("a.jpg")]
+    store.add([record("a.jpg", "another picture")], random_vectors(1))
+    assert store.find(["a.jpg"]) == [record("a.jpg", "another picture")]
     for wrong in ("", "line\nbreak", "\udcff"):
         with pytest.raises(InputError, match="no tag"):
             store.tag(ids, add=[wrong])
 
 
 def test_bad_files(store: Store) -> None:
-    files = [BadFile(f"{i}.jpg", i, 2 * i, "truncated: é\n") for i in range(3)]
+    files = [BadFile(f"{i}.jpg", i, 2 * i, "truncated: é\n", f"2020-01-0{i + 1}T00:00:00+00:00") for i in range(3)]
     store.report_bad(files)
-    store.report_bad([replace(files[1], reason="still")])
+    store.report_bad([replace(files[1], reason="still", since="2021-01-01T00:00:00+00:00")])
     assert list(store.bad_files()) == [files[0], replace(files[1], reason="still"), files[2]]
     assert store.clear_bad(["0.jpg", "none.jpg"]) == 1
     store.add([record("1.jpg")], random_vectors(1))
     assert list(store.bad_files()) == [files[2]]
+
+
+def test_since_when_a_file_is_bad(store: Store) -> None:
+    """The first report's time, kept over other reasons; a file that was good in between begins again."""
+    before = datetime.now(UTC).replace(microsecond=0)
+    store.report_bad([BadFile("a.jpg", 1, 2, "truncated"), BadFile("b.jpg", 1, 2, "truncated", "2020-01-01T00:00:00")])
+    first, second = store.bad_files()
+    assert before <= datetime.fromisoformat(first.since) <= datetime.now(UTC)
+    assert second.since == "2020-01-01T00:00:00"
+    store.report_bad([BadFile("b.jpg", 3, 4, "no memory")])
+    assert list(store.bad_files()) == [first, BadFile("b.jpg", 3, 4, "no memory", "2020-01-01T00:00:00")]
+    store.clear_bad(["b.jpg"])
+    store.report_bad([BadFile("b.jpg", 3, 4, "no memory")])
+    assert before <= datetime.fromisoformat(list(store.bad_files())[1].since)
+
+
+def test_notes(address: str) -> None:
+    with create_store(address, META) as store:
+        assert store.notes() == {}
+        store.note("away", {"photos/disk2": "2024-01-01", "ü": None})
+        store.note("curve", [1, 2.5, "x", True])
+        store.note("gone", "soon")
+        store.note("gone", None)
+        store.note("never", None)
+        store.note("curve", [])
+    with open_store(address) as store:
+        assert store.notes() == {"away": {"photos/disk2": "2024-01-01", "ü": None}, "curve": []}
+        with pytest.raises(StoreError, match="write=True"):
+            store.note("more", 1)
+
+
+# tags of what was removed
+
+
+def test_tags_come_back_with_the_content(address: str) -> None:
+    """An unmounted disk whose pictures come back, to their paths or to others."""
+    pictures = [record(f"disk/{i}.jpg", f"picture {i}", tags=frozenset({f"tag {i}"})) for i in range(3)]
+    with create_store(address, META) as store:
+        store.add([*pictures, record("disk/plain.jpg")], random_vectors(4))
+        store.remove([picture.path for picture in pictures] + ["disk/plain.jpg"])
+        assert [(one.sha256, one.path, one.tags) for one in store.forgotten()] == sorted(
+            (picture.sha256, picture.path, picture.tags) for picture in pictures
+        )
+    with open_store(address, write=True) as store:
+        store.add([replace(pictures[0], tags=frozenset())], random_vectors(1))
+        store.add([record("elsewhere.jpg", "picture 1", tags=frozenset({"own"}))], random_vectors(1))
+        assert [r.tags for r in store.records()] == [{"tag 0"}, {"own", "tag 1"}]
+        assert [one.path for one in store.forgotten()] == ["disk/2.jpg"]
+        store.add([record("another.jpg", "picture 1")], random_vectors(1))
+        assert store.find(["another.jpg"])[0] == record("another.jpg", "picture 1")
+
+
+def test_copies_get_their_own_tags_back(store: Store) -> None:
+    copies = [record(f"{name}.jpg", "same", tags=frozenset({name})) for name in "abc"]
+    store.add(copies, random_vectors(3))
+    store.remove([copy.path for copy in copies])
+    store.add([record("new.jpg", "same"), record("a.jpg", "same"), record("new2.jpg", "same")], random_vectors(3))
+    store.add([record("b.jpg", "same")], random_vectors(1))
+    assert {r.path: r.tags for r in store.records()} == {
+        "a.jpg": {"a"},
+        "b.jpg": set(),
+        "new.jpg": {"b", "c"},
+        "new2.jpg": {"b", "c"},
+    }
+    assert list(store.forgotten()) == []
+
+
+def test_what_a_moved_file_overwrites_is_remembered(store: Store) -> None:
+    store.add([record("a.jpg", tags=frozenset("a")), record("b.jpg", tags=frozenset("b"))], random_vectors(2))
+    store.rename({"a.jpg": "b.jpg"})
+    store.add([record("c.jpg", "b.jpg")], random_vectors(1))
+    assert [(r.path, r.tags) for r in store.records()] == [("b.jpg", {"a"}), ("c.jpg", {"b"})]
+
+
+def test_tags_are_forgotten_in_the_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    long_ago = (datetime.now(UTC) - timedelta(days=91)).isoformat(timespec="seconds")
+    recently = (datetime.now(UTC) - timedelta(days=89)).isoformat(timespec="seconds")
+    kept = [
+        Forgotten(record(name).sha256, name, frozenset({"x", "ü"}), time)
+        for name, time in (("caf\udce9.jpg", long_ago), ("b.jpg", recently))
+    ]
+    store.remember(kept)
+    assert set(store.forgotten()) == set(kept)
+    store.compact()
+    assert list(store.forgotten()) == kept[1:]
+
+
+# many blocks as one change
+
+
+def test_all_or_nothing(filled: tuple[Store, Model]) -> None:
+    store, model = filled
+    before = list(store.records())
+    blocks = [([record(f"{n}/{i}.jpg") for i in range(50)], random_vectors(50, seed=n)) for n in range(3)]
+    spoiled = [*blocks, ([record("bad.jpg")], np.zeros((1, DIM), np.float32))]
+    with pytest.raises(InputError, match="L2 norm"):
+        store.add_all(spoiled)
+    assert list(store.records()) == before
+    assert_same_search(store, model, random_vectors(3, seed=4), 10)
+    assert store.verify() == []
+    assert store.add_all(blocks) == 150
+    for records, vectors in blocks:
+        model.add(records, vectors)
+    assert list(store.records()) == model.records()
+    assert_same_search(store, model, random_vectors(3, seed=4), 10)
+    assert store.add_all([]) == 0
+
+
+# damage
+
+
+def flip(*bits: int) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        array = bytearray(data)
+        for bit in bits:
+            array[bit // 8] ^= 1 << bit % 8
+        return bytes(array)
+
+    return change
+
+
+DAMAGE = {"one bit": flip(30), "a small one": flip(32), "length 1 still": lambda data: data[4:] + data[:4]}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("name", sorted(ENGINES))
+def test_a_damaged_vector_is_never_given_out(
+    name: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, model = servers.engine(name), Model()
+    address = engine.address(tmp_path, DIM)
+    with create_store(address, META) as store:
+        fill(store)
+        fill(model)
+        assert list(store.damaged()) == []
+    harmed = [model.records()[i] for i in (3, 60)]
+    for image in harmed:
+        engine.harm(tmp_path, image, DAMAGE[kind])
+    whole = Model()
+    whole.images = {path: image for path, image in model.images.items() if path not in {r.path for r in harmed}}
+    with open_store(address, write=True) as store, caplog.at_level(logging.WARNING, "cooc"):
+        assert list(store.damaged()) == [image.path for image in harmed]
+        assert len(store) == 150
+        assert_same_search(store, whole, random_vectors(3, seed=4), 200)
+        assert_same_search(store, whole, random_vectors(3, seed=4), 20, Filter("home"))
+        assert len([entry for entry in caplog.records if "damaged" in entry.message]) == 1
+        ids = [image.id for image in model.records()]
+        with pytest.raises(VectorDamagedError, match=harmed[0].path) as caught:
+            store.vectors([ids[2], harmed[0].id, ids[5]])
+        assert caught.value.ids == {harmed[0].id}
+        kept, vectors = intact(store, ids)
+        assert kept == [image.id for image in whole.records()]
+        np.testing.assert_array_equal(vectors, [whole.images[r.path][1] for r in whole.records()])
+        problems = store.verify()
+        assert len(problems) == 2
+        assert harmed[0].path in problems[0]
+        assert "cooc index" in problems[0]
+        store.add(harmed, np.stack([model.images[r.path][1] for r in harmed]))
+        assert list(store.damaged()) == store.verify() == []
+        assert_same_search(store, model, random_vectors(3, seed=4), 200)
 
 
 STRANGE = ["caf\udce9/\udcff.jpg", "new\nline.jpg", "spaß 🎈.jpg", "-rf *.jpg", "a\\b'\";--.jpg", "\ufffd.jpg"]
@@ -471,6 +634,21 @@ class Changes(RuleBasedStateMachine):
             self.store.tag([name], add, remove)
             self.model.tag([name], add, remove)
 
+    @rule(path=paths, name=st.sampled_from("pq"), seed=seeds)
+    def report(self, path: str, name: str, seed: int) -> None:
+        files = [BadFile(path, seed, 1, name, f"2020-01-0{seed + 1}T00:00:00+00:00")]
+        self.store.report_bad(files)
+        self.model.report_bad(files)
+
+    @rule(path=paths)
+    def clear(self, path: str) -> None:
+        assert self.store.clear_bad([path]) == self.model.clear_bad([path])
+
+    @rule(name=st.sampled_from("pq"), value=st.sampled_from([None, 1, ["x"]]))
+    def note(self, name: str, value: object) -> None:
+        self.store.note(name, value)
+        self.model.note(name, value)
+
     @rule()
     def compact(self) -> None:
         self.store.compact()
@@ -488,6 +666,9 @@ class Changes(RuleBasedStateMachine):
     def same_records(self) -> None:
         assert list(self.store.records()) == self.model.records()
         assert len(self.store) == len(self.model.images)
+        assert list(self.store.bad_files()) == [self.model.bad[path] for path in sorted(self.model.bad)]
+        assert self.store.notes() == self.model.notes
+        assert {(f.sha256, f.path): f.tags for f in self.store.forgotten()} == self.model.forgotten
 
     def teardown(self) -> None:
         if hasattr(self, "store"):

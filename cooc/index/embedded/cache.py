@@ -13,7 +13,6 @@ pq) have no files here: each process reads the codes into a temporary one, and t
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import mmap
 import os
@@ -22,8 +21,8 @@ import struct
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.index.embedded.coding import Codes, Coding
+from cooc.index.embedded.locks import locked
 from cooc.index.embedded.nearest import Graph, Ids, View
 from cooc.index.embedded.rows import State, fetch, read_state
 from cooc.index.store import Vectors
@@ -60,6 +60,7 @@ class Cache:
         self._file: VectorFile | None = None
         self._graph: Graph | None = None
         self._seen: tuple[State, View] | None = None
+        self._warned = False
 
     def view(self, connection: sqlite3.Connection) -> View:
         state = read_state(connection)
@@ -84,6 +85,9 @@ class Cache:
         tail, tail_ids = load(rows, state.slots)
         live = np.ones(state.slots, np.bool_)
         live[[slot for (slot,) in connection.execute("SELECT slot FROM removed")]] = False
+        there = np.concatenate([mapped_ids, tail_ids]).any(axis=1)
+        self._warn(int(np.count_nonzero(live & ~there)))
+        live &= there
         if self._graph is None or self._graph.size != state.graph:
             path, covered = self._graph_path(state), mapped[: state.graph]
             usable = 0 < state.graph <= rows
@@ -92,7 +96,16 @@ class Cache:
                 if usable
                 else None
             )
-        return View(self.coding, mapped, mapped_ids, tail, tail_ids, live, state.slots - state.removed, self._graph)
+        return View(self.coding, mapped, mapped_ids, tail, tail_ids, live, int(np.count_nonzero(live)), self._graph)
+
+    def _warn(self, damaged: int) -> None:
+        """Once, however often the view is renewed."""
+        if damaged and not self._warned:
+            self._warned = True
+            log.warning(
+                "%d pictures are not searched: their vectors are damaged. The next `cooc index` describes them again.",
+                damaged,
+            )
 
     def prepare(self, connection: sqlite3.Connection, epoch: str, slots: int) -> None:
         """Write the vectors of an epoch that is yet to be committed."""
@@ -329,13 +342,6 @@ def _write(file: int, data: bytes, offset: int) -> None:
         view, offset = view[done:], offset + done
 
 
-@contextmanager
-def _locked(folder: Path, wait: bool) -> Iterator[None]:
-    """One process at a time; BlockingIOError when another one is at it and a few rows are not worth waiting for."""
+def _locked(folder: Path, wait: bool) -> AbstractContextManager[None]:
     folder.mkdir(exist_ok=True)
-    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(file)
+    return locked(folder / "lock", wait=wait)

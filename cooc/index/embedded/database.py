@@ -7,11 +7,8 @@ was committed. (NORMAL would save one fsync for each batch, and batches are seco
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import socket
 import sqlite3
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +23,12 @@ CACHE = 1 << 16  # kB for who writes: ids come in any order, and SQLite's own 2 
 # A slot is the row of an image in the vector cache. It never changes what it holds: whatever changes a vector or an id
 # takes a new slot and leaves the old one in `removed`, until compacting gives all slots out anew under a new epoch.
 # Paths are BLOBs: they need not be UTF-8. Pages of 16 kB hold seven vectors of 512 numbers; 4 kB would waste half.
+SINCE_FORMAT_3 = """\
+CREATE TABLE notes (name TEXT PRIMARY KEY, json TEXT NOT NULL);
+CREATE TABLE forgotten (
+    sha256 BLOB NOT NULL, path BLOB NOT NULL, tags TEXT NOT NULL, removed TEXT NOT NULL, PRIMARY KEY (sha256, path)
+) WITHOUT ROWID;
+"""
 SCHEMA = f"""
 PRAGMA page_size = 16384;
 PRAGMA auto_vacuum = INCREMENTAL;
@@ -46,7 +49,18 @@ CREATE TABLE vectors (slot INTEGER PRIMARY KEY, vector BLOB NOT NULL, crc INTEGE
 CREATE TABLE tags (tag TEXT NOT NULL, slot INTEGER NOT NULL, PRIMARY KEY (tag, slot)) WITHOUT ROWID;
 CREATE INDEX tags_slot ON tags (slot);
 CREATE TABLE removed (slot INTEGER PRIMARY KEY);
-CREATE TABLE bad (path BLOB PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, reason TEXT NOT NULL);
+CREATE TABLE bad (
+    path BLOB PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, reason TEXT NOT NULL,
+    since TEXT NOT NULL DEFAULT ''
+);
+{SINCE_FORMAT_3}"""
+
+UPGRADE = f"""
+BEGIN IMMEDIATE;
+ALTER TABLE bad ADD COLUMN since TEXT NOT NULL DEFAULT '';
+{SINCE_FORMAT_3}UPDATE meta SET json = json_set(json, '$.format', {FORMAT});
+PRAGMA user_version = {FORMAT};
+COMMIT;
 """
 
 
@@ -61,51 +75,103 @@ def require(folder: Path) -> None:
         )
 
 
-def connect(folder: Path, *, write: bool = False) -> sqlite3.Connection:
+class Connection(sqlite3.Connection):
+    """A connection that knows which file it was opened on."""
+
+    path: Path
+    stamp: Stamp
+    frozen = False  # opened as a file that nobody changes
+
+    def moved(self) -> bool:
+        """Does another file lie there now? Of a frozen one: or has it changed? (A file that is gone is still read.)"""
+        now = _stamp(self.path)
+        return now is not None and (now != self.stamp if self.frozen else now[:2] != self.stamp[:2])
+
+
+Stamp = tuple[int, ...]  # device, inode, size, times of content and of anything, bytes in the WAL
+
+
+def _stamp(path: Path) -> Stamp | None:
+    """By its looks alone. SQLite's change counter is no better (not every commit to a WAL moves it), and to open the
+    file beside SQLite would be worse: POSIX systems drop all locks of a process when it closes *any* handle of a file.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, _wal_bytes(path)
+
+
+def _wal_bytes(path: Path) -> int:
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size
+    except OSError:
+        return 0
+
+
+def connect(folder: Path, *, write: bool = False) -> Connection:
     """A connection to the index in `folder`, checked to be one. It may be used from any thread, one at a time."""
+    path = database(folder)
     with explained(folder):
-        connection = _connect(database(folder), "mode=rw" if write else "mode=ro")
+        connection = _connect(path, "mode=rw" if write else "mode=ro")
         try:
             _check(connection, folder)
             if write:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute(f"PRAGMA cache_size = -{CACHE}")
+                if version(connection) < FORMAT:
+                    connection.executescript(UPGRADE)
             return connection
         except sqlite3.OperationalError as error:
             connection.close()
-            wal = database(folder).with_name("index.sqlite-wal")
-            if write or os.access(folder, os.W_OK) or (wal.exists() and wal.stat().st_size) or not _cannot_open(error):
+            if write or os.access(folder, os.W_OK) or _wal_bytes(path) or not _cannot_open(error):
                 raise
         except BaseException:
             connection.close()
             raise
-        # A folder that nobody here may write to, and nothing half-way in it: SQLite need not coordinate with anyone.
-        connection = _connect(database(folder), "mode=ro&immutable=1")
-        _check(connection, folder)
+        # A folder that this process may not write to, and nothing half-way in it: SQLite cannot coordinate with others
+        # there, and need not, for as long as the file stays as it is. `reading.py` looks after that.
+        connection = _connect(path, "mode=ro&immutable=1")
+        connection.frozen = True
+        try:
+            _check(connection, folder)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
 
-def create(path: Path) -> sqlite3.Connection:
+def create(path: Path) -> Connection:
     connection = _connect(path, "mode=rwc")
     connection.executescript(SCHEMA)
     return connection
 
 
-def _connect(path: Path, options: str) -> sqlite3.Connection:
+def _connect(path: Path, options: str) -> Connection:
     uri = f"file:{quote(os.fsencode(path.absolute()))}?{options}"
-    return sqlite3.connect(uri, uri=True, timeout=60, isolation_level=None, check_same_thread=False)
+    stamp = _stamp(path)  # before it is opened: what happens in between is noticed
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=60, isolation_level=None, check_same_thread=False, factory=Connection
+    )
+    connection.path, connection.stamp = path, stamp or ()
+    return connection
 
 
 def _check(connection: sqlite3.Connection, folder: Path) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
         raise StoreMissingError(f"{show(database(folder))} is not an index of cooc. Name another folder with --index.")
-    if version > FORMAT:
+    if (found := version(connection)) > FORMAT:
         raise StoreError(
-            f"The index in {show(folder)} has format {version}, and this cooc reads up to {FORMAT}: upgrade cooc."
+            f"The index in {show(folder)} has format {found}, and this cooc reads up to {FORMAT}: upgrade cooc."
         )
+
+
+def version(connection: sqlite3.Connection) -> int:
+    """The format of the index. One of 1 or 2 is read as it is; who opens it for writing makes it one of 3."""
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(found)
 
 
 def _cannot_open(error: sqlite3.Error) -> bool:
@@ -160,40 +226,3 @@ def _full(index: str) -> StoreError:
     return StoreError(
         f"The disk is full, in {index}. What was committed is kept, the last batch is not: free some space, run again."
     )
-
-
-class WriterLock:
-    """Held by the one process that writes. The system lets go of it when the process ends, however it ends."""
-
-    def __init__(self, folder: Path) -> None:
-        path = folder / "writer.lock"
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(self._file, 200, 0).decode(errors="replace").strip()
-            self.release()
-            raise StoreLockedError(
-                f"Another process is writing to the index in {show(folder)}: {holder or 'it has just begun'}. "
-                "Wait until it is done, or stop it; reading is possible meanwhile."
-            ) from error
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        _held.add(self)
-
-    def release(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-
-_held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
-
-
-def _let_go() -> None:
-    """In a forked child: its copy of the file would keep the lock after the parent was killed."""
-    for lock in list(_held):
-        lock.release()
-
-
-os.register_at_fork(after_in_child=_let_go)

@@ -81,6 +81,10 @@ class View:
         bits = self._filters.get(where)
         return None if bits is None else np.flatnonzero(np.unpackbits(bits, count=len(self.live)))
 
+    def alive(self, slots: Slots) -> Slots:
+        """Without those whose vectors are damaged."""
+        return slots[self.live[slots]]
+
     def remember(self, where: Hashable, slots: Slots) -> None:
         live = np.zeros(len(self.live), np.bool_)
         live[slots] = True

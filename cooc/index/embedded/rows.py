@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cooc.errors import StoreDamagedError
 from cooc.index.embedded.coding import Codes, Coding
+from cooc.index.embedded.database import version
 from cooc.index.embedded.nearest import Ids, Slots
-from cooc.index.store import Filter, Record, StoreMeta, path_text
+from cooc.index.store import Filter, Forgotten, Record, StoreMeta, path_text
 
 IDS = 500  # parameters in one SQL statement
 MANY = 5000  # images of a time, beyond which they are not sorted
@@ -49,6 +50,20 @@ def record(row: tuple[Any, ...]) -> Record:
     return Record(path_text(path), size, mtime_ns, sha256.hex(), width, height, taken, frozenset(json.loads(tags)))
 
 
+FORGOTTEN = "SELECT sha256, path, tags, removed FROM forgotten"
+
+
+def forgotten(row: tuple[Any, ...]) -> Forgotten:
+    sha256, path, tags, removed = row
+    return Forgotten(sha256.hex(), path_text(path), frozenset(json.loads(tags)), removed)
+
+
+def read_forgotten(connection: sqlite3.Connection) -> list[Forgotten]:
+    if version(connection) < 3:
+        return []
+    return [forgotten(row) for row in connection.execute(f"{FORGOTTEN} ORDER BY sha256, path")]
+
+
 def each(connection: sqlite3.Connection, query: str, values: Iterable[object]) -> Iterator[Any]:
     """Rows of a query that ends in IN, for any number of values."""
     values = list(values)
@@ -57,18 +72,15 @@ def each(connection: sqlite3.Connection, query: str, values: Iterable[object]) -
         yield from connection.execute(f"{query} ({','.join('?' * len(part))})", part).fetchall()
 
 
-def drop(connection: sqlite3.Connection, paths: list[bytes]) -> dict[bytes, frozenset[str]]:
-    """Remove images; return the tags of those that there were."""
-    rows = list(each(connection, f"{RECORD} WHERE path IN", paths))
-    for table in ("images", "vectors", "tags"):
-        connection.executemany(f"DELETE FROM {table} WHERE slot = ?", ((row[0],) for row in rows))
-    connection.executemany("INSERT INTO removed VALUES (?)", ((row[0],) for row in rows))
-    return {row[1]: frozenset(json.loads(row[-1])) for row in rows}
+def read_notes(connection: sqlite3.Connection) -> dict[str, Any]:
+    if version(connection) < 3:
+        return {}
+    return {name: json.loads(text) for name, text in connection.execute("SELECT name, json FROM notes")}
 
 
-def renumber(connection: sqlite3.Connection, moves: list[tuple[int, int]]) -> None:
-    for table in ("images", "vectors", "tags"):
-        connection.executemany(f"UPDATE {table} SET slot = ? WHERE slot = ?", ((new, old) for old, new in moves))
+def good(data: bytes | None, crc: int | None, width: int) -> bool:
+    """Is it what was written? (None: the row is not there at all.)"""
+    return data is not None and len(data) == width and zlib.crc32(data) == crc
 
 
 def matching(where: Filter | None, after: bytes = b"") -> tuple[str, list[object]]:
@@ -114,14 +126,13 @@ def in_order(connection: sqlite3.Connection, where: Filter | None) -> str:
 
 
 def fetch(connection: sqlite3.Connection, coding: Coding, first: int, last: int) -> tuple[Codes, Ids]:
-    """Codes and ids of the slots [first, last); blank and zero where the image was removed."""
+    """Codes and ids of the slots [first, last); blank and zero where the image was removed or its vector is damaged."""
     codes, ids = np.full((last - first, coding.width), coding.blank, np.uint8), np.zeros((last - first, 16), np.uint8)
     rows = connection.execute(
-        "SELECT slot, id, vector FROM vectors JOIN images USING (slot) WHERE slot >= ? AND slot < ?", (first, last)
+        "SELECT slot, id, vector, crc FROM vectors JOIN images USING (slot) WHERE slot >= ? AND slot < ?", (first, last)
     )
-    for slot, name, data in rows:
-        if len(data) != coding.width:
-            raise StoreDamagedError(f"The vector of image {name.hex()} is damaged: run cooc verify.")
-        codes[slot - first] = np.frombuffer(data, np.uint8)
-        ids[slot - first] = np.frombuffer(name, np.uint8)
+    for slot, name, data, crc in rows:
+        if good(data, crc, coding.width):
+            codes[slot - first] = np.frombuffer(data, np.uint8)
+            ids[slot - first] = np.frombuffer(name, np.uint8)
     return codes, ids

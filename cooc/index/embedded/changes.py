@@ -1,0 +1,144 @@
+"""Changes of an embedded index, as statements inside a transaction that the store has begun."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from cooc.errors import InputError
+from cooc.index.embedded.coding import Codes
+from cooc.index.embedded.rows import FORGOTTEN, RECORD, State, each, forgotten, read_state, record
+from cooc.index.store import BadFile, Forgotten, Record, given_back, long_ago, now, path_bytes, path_text
+
+
+def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes) -> int:
+    """Each in a new slot. Of records with the same path the last counts."""
+    latest = {path_bytes(r.path): row for row, r in enumerate(records)}
+    had = drop(connection, list(latest), remember=False)
+    contents = {bytes.fromhex(records[row].sha256) for row in latest.values()}
+    kept = each(connection, f"{FORGOTTEN} WHERE sha256 IN", contents)
+    tagged, used = given_back((records[row] for row in latest.values()), map(forgotten, kept))
+    first = read_state(connection).slots
+    rows = [
+        (slot, path, r, codes[row].tobytes())
+        for slot, ((path, row), r) in enumerate(zip(latest.items(), tagged, strict=True), first)
+    ]
+    images = (
+        (s, path, bytes.fromhex(r.id), r.size, r.mtime_ns, bytes.fromhex(r.sha256), r.width, r.height, r.taken)
+        for s, path, r, _ in rows
+    )
+    tags = ((tag, slot) for slot, path, r, _ in rows for tag in r.tags | had.get(path, frozenset()))
+    connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", images)
+    connection.executemany("INSERT INTO vectors VALUES (?, ?, ?)", ((s, v, zlib.crc32(v)) for s, _, _, v in rows))
+    connection.executemany("INSERT INTO tags VALUES (?, ?)", tags)
+    connection.executemany("DELETE FROM bad WHERE path = ?", ((path,) for path in latest))
+    connection.executemany(
+        "DELETE FROM forgotten WHERE sha256 = ? AND path = ?", ((bytes.fromhex(s), path_bytes(p)) for s, p in used)
+    )
+    connection.execute("UPDATE state SET next_slot = ?", (first + len(rows),))
+    return len(rows)
+
+
+def drop(connection: sqlite3.Connection, paths: list[bytes], *, remember: bool) -> dict[bytes, frozenset[str]]:
+    """Remove images; return the tags of those that there were. To `remember` is to keep these by content."""
+    rows = list(each(connection, f"{RECORD} WHERE path IN", paths))
+    for table in ("images", "vectors", "tags"):
+        connection.executemany(f"DELETE FROM {table} WHERE slot = ?", ((row[0],) for row in rows))
+    connection.executemany("INSERT INTO removed VALUES (?)", ((row[0],) for row in rows))
+    records, time = [record(row) for row in rows], now()
+    if remember:
+        keep(connection, [Forgotten(r.sha256, r.path, r.tags, time) for r in records if r.tags])
+    return {row[1]: r.tags for row, r in zip(rows, records, strict=True)}
+
+
+def keep(connection: sqlite3.Connection, tags: Iterable[Forgotten]) -> None:
+    rows = ((bytes.fromhex(f.sha256), path_bytes(f.path), json.dumps(sorted(f.tags)), f.removed) for f in tags)
+    connection.executemany("INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?, ?)", rows)
+
+
+def rename(connection: sqlite3.Connection, moves: Mapping[str, str]) -> int:
+    if len(set(moves.values())) < len(moves):
+        raise InputError("Two images cannot be moved to one path.")
+    wanted = {path_bytes(old): path_bytes(new) for old, new in moves.items() if old != new}
+    rows = each(connection, "SELECT path, slot, sha256 FROM images WHERE path IN", wanted)
+    found = {path: (slot, sha256) for path, slot, sha256 in rows}
+    drop(connection, [wanted[path] for path in found if wanted[path] not in found], remember=True)
+    # Through names that no file can have, so that images may change places.
+    connection.executemany(
+        "UPDATE images SET path = ? WHERE slot = ?", ((b"\0%d" % slot, slot) for slot, _ in found.values())
+    )
+    first = read_state(connection).slots
+    for path, (slot, sha256) in found.items():
+        name = Record(path_text(wanted[path]), 0, 0, sha256.hex(), 0, 0).id
+        connection.execute(
+            "UPDATE images SET path = ?, id = ? WHERE slot = ?", (wanted[path], bytes.fromhex(name), slot)
+        )
+    _renumber(connection, [(old, slot) for slot, (old, _) in enumerate(found.values(), first)])
+    connection.executemany("INSERT INTO removed VALUES (?)", ((old,) for old, _ in found.values()))
+    connection.execute("UPDATE state SET next_slot = ?", (first + len(found),))
+    return len(found)
+
+
+def touch(connection: sqlite3.Connection, mtimes_ns: Mapping[str, int]) -> int:
+    rows = [(time, path_bytes(path)) for path, time in mtimes_ns.items()]
+    return connection.executemany("UPDATE images SET mtime_ns = ? WHERE path = ?", rows).rowcount if rows else 0
+
+
+def tag(connection: sqlite3.Connection, ids: Iterable[bytes], add: set[str], remove: set[str]) -> int:
+    slots = [slot for (slot,) in each(connection, "SELECT slot FROM images WHERE id IN", ids)]
+    connection.executemany("DELETE FROM tags WHERE tag = ? AND slot = ?", ((t, s) for t in remove for s in slots))
+    connection.executemany("INSERT OR IGNORE INTO tags VALUES (?, ?)", ((t, s) for t in add for s in slots))
+    return len(slots)
+
+
+def report_bad(connection: sqlite3.Connection, files: Iterable[BadFile]) -> None:
+    """The first report's time stays, whatever the reason is by now; '' where an older cooc did not keep it."""
+    time = now()
+    connection.executemany(
+        "INSERT INTO bad VALUES (?, ?, ?, ?, ?) ON CONFLICT (path) DO UPDATE SET size = excluded.size,"
+        " mtime_ns = excluded.mtime_ns, reason = excluded.reason,"
+        " since = CASE since WHEN '' THEN excluded.since ELSE since END",
+        [(path_bytes(file.path), file.size, file.mtime_ns, file.reason, file.since or time) for file in files],
+    )
+
+
+def clear_bad(connection: sqlite3.Connection, paths: Iterable[str]) -> int:
+    names = [(path_bytes(path),) for path in paths]
+    return connection.executemany("DELETE FROM bad WHERE path = ?", names).rowcount if names else 0
+
+
+def note(connection: sqlite3.Connection, name: str, value: Any | None) -> None:
+    if value is None:
+        connection.execute("DELETE FROM notes WHERE name = ?", (name,))
+    else:
+        connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, json.dumps(value)))
+
+
+def forget(connection: sqlite3.Connection) -> None:
+    """For good: tags of what was removed long ago."""
+    connection.execute("DELETE FROM forgotten WHERE removed < ?", (long_ago(),))
+
+
+def fill_holes(connection: sqlite3.Connection, state: State) -> tuple[str, int]:
+    """Move the last images into the slots of removed ones: work for what was removed, not for what is kept.
+
+    Returns the new epoch and how many slots it has.
+    """
+    count, epoch = state.slots - state.removed, uuid4().hex
+    holes = connection.execute("SELECT slot FROM removed WHERE slot < ? ORDER BY slot", (count,)).fetchall()
+    last = connection.execute("SELECT slot FROM images WHERE slot >= ? ORDER BY slot", (count,)).fetchall()
+    _renumber(connection, [(old, new) for (old,), (new,) in zip(last, holes, strict=True)])
+    connection.execute("DELETE FROM removed")
+    connection.execute(
+        "UPDATE state SET epoch = ?, next_slot = ?, graph = 0, graph_crc = 0, graph_ef = 0", (epoch, count)
+    )
+    return epoch, count
+
+
+def _renumber(connection: sqlite3.Connection, moves: list[tuple[int, int]]) -> None:
+    for table in ("images", "vectors", "tags"):
+        connection.executemany(f"UPDATE {table} SET slot = ? WHERE slot = ?", ((new, old) for old, new in moves))

@@ -1,0 +1,140 @@
+"""Reading an index that others change, replace or put back meanwhile.
+
+A connection is checked before each use: is `index.sqlite` still the file that it was opened on? A server goes on with
+the index that lies there now, without a restart. Where this process may not write, SQLite can only be told that nobody
+changes the file (immutable=1), and is then wrong as soon as someone does: such a connection is looked at before *and*
+after each use, and what it said is asked again of a new one if anything about the file has moved.
+
+Nothing is called damaged before a new connection says so too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from cooc.errors import StoreDamagedError, StoreError, StoreLockedError, VectorDamagedError
+from cooc.index.embedded.cache import Cache
+from cooc.index.embedded.coding import Coding
+from cooc.index.embedded.database import Connection, connect, explained, show
+from cooc.index.embedded.rows import read_meta
+from cooc.index.store import check_same
+
+_T = TypeVar("_T")
+
+PAUSES = (0.0, 0.01, 0.05, 0.2, 1.0)  # seconds before an answer that may be torn is asked for again
+
+
+class IndexFile:
+    """What belongs to one file `index.sqlite`: what it says of its vectors, and their cache."""
+
+    def __init__(self, folder: Path, connection: Connection) -> None:
+        self.identity = connection.stamp[:2]
+        with explained(folder):
+            self.meta = read_meta(connection)
+        self.coding = Coding(self.meta.storage, self.meta.dim)
+        self.cache = Cache(folder / "cache", self.coding)
+
+
+class Reading:
+    """Connections of one store for reading. Any number of threads may use it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._idle: deque[Connection] = deque()
+        self._mutex = threading.Lock()
+        self._closed = False
+        connection = connect(folder)
+        try:
+            self.file = IndexFile(folder, connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+
+    def __call__(self, work: Callable[[Connection, IndexFile], _T], *, transaction: bool = True) -> _T:
+        """What `work` returns: of one committed state of the index that lies there now."""
+        for pause in (*PAUSES, None):
+            connection, file = self._take()
+            try:
+                with explained(self.folder):
+                    result = self._ask(connection, file, work, transaction)
+            except Exception as error:
+                damaged = isinstance(error, StoreDamagedError) and not isinstance(error, VectorDamagedError)
+                first = pause == PAUSES[0]
+                again = pause is not None and (connection.moved() or (damaged and first))
+                self._put_back(connection, drop=again or damaged)
+                if not again:
+                    raise
+            except BaseException:
+                self._put_back(connection)
+                raise
+            else:
+                torn = connection.frozen and connection.moved()
+                self._put_back(connection, drop=torn)
+                if not torn:
+                    return result
+            if pause:
+                time.sleep(pause)
+        raise StoreLockedError(f"The index in {show(self.folder)} is being changed all the time: try again.")
+
+    def _ask(
+        self, connection: Connection, file: IndexFile, work: Callable[[Connection, IndexFile], _T], transaction: bool
+    ) -> _T:
+        if not transaction:
+            return work(connection, file)
+        connection.execute("BEGIN")
+        try:
+            return work(connection, file)
+        finally:
+            connection.rollback()
+
+    def close(self) -> None:
+        self._closed = True
+        self.file.cache.close()
+        self._close_idle()
+
+    def _take(self) -> tuple[Connection, IndexFile]:
+        """A connection that nobody else uses meanwhile, and the file that it is of."""
+        if self._closed:
+            raise StoreError(f"The index in {show(self.folder)} has been closed: open it again.")
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = connect(self.folder)
+            if not connection.moved():
+                break
+            connection.close()
+        try:
+            return connection, self._file_of(connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _file_of(self, connection: Connection) -> IndexFile:
+        with self._mutex:
+            if connection.stamp[:2] != self.file.identity:
+                new = IndexFile(self.folder, connection)
+                check_same(self.file.meta, new.meta, f"what was put in place of the index in {show(self.folder)}")
+                self.file = new  # who still searches in the old one's cache holds it
+            return self.file
+
+    def _put_back(self, connection: Connection, drop: bool = False) -> None:
+        if drop:
+            connection.close()
+        else:
+            self._idle.append(connection)
+        if self._closed:  # by another thread, meanwhile
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        while True:
+            try:
+                self._idle.pop().close()
+            except IndexError:
+                return

@@ -1,0 +1,94 @@
+"""Looking after an embedded index: find damage, give back space, copy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+
+from cooc.errors import StoreError
+from cooc.index.embedded import changes
+from cooc.index.embedded.cache import Cache
+from cooc.index.embedded.database import Connection, connect, database, explained, show
+from cooc.index.embedded.reading import IndexFile, Reading
+from cooc.index.embedded.rows import good, read_state
+from cooc.index.store import Record, path_bytes, path_text
+
+RENUMBER_FROM = 0.1  # share of removed slots from which compacting gives all slots out again
+PAGE = 1000  # rows read at once
+
+
+def damaged(read: Reading) -> list[str]:
+    """Paths of images whose vector is not there, or not what was written; in their order, found in that of the disk."""
+    found, last = list[str](), -1
+
+    def work(connection: Connection, file: IndexFile) -> list[tuple[int, bytes, bool]]:
+        rows = connection.execute(
+            "SELECT slot, path, vector, crc FROM images LEFT JOIN vectors USING (slot) WHERE slot > ?"
+            " ORDER BY slot LIMIT ?",
+            (last, PAGE),
+        )
+        return [(slot, path, good(data, crc, file.coding.width)) for slot, path, data, crc in rows]
+
+    while page := read(work):
+        found += [path_text(path) for _, path, whole in page if not whole]
+        last = page[-1][0]
+    return sorted(found, key=path_bytes)
+
+
+def problems(folder: Path, connection: Connection, file: IndexFile) -> Iterator[str]:
+    broken = [f"SQLite: {text}" for (text,) in connection.execute("PRAGMA integrity_check") if text != "ok"]
+    yield from broken
+    if broken:
+        return
+    state, view = read_state(connection), file.cache.view(connection)
+    (images,) = connection.execute("SELECT count(*) FROM images").fetchone()
+    if images != state.slots - state.removed:
+        yield f"{images} images are kept, {state.slots - state.removed} are expected"
+    for table in ("vectors", "tags"):
+        lost = connection.execute(f"SELECT slot FROM {table} WHERE slot NOT IN (SELECT slot FROM images) LIMIT 1")
+        yield from (f"{table}: row {slot} belongs to no image" for (slot,) in lost)
+    rows = connection.execute(
+        "SELECT slot, path, sha256, id, vector, crc FROM images LEFT JOIN vectors USING (slot) ORDER BY slot"
+    )
+    while page := rows.fetchmany(PAGE):
+        slots = np.array([row[0] for row in page])
+        copies, names, live = view.codes(slots), view.ids(slots), view.live[slots]
+        for row, (_, path, sha256, name, data, crc) in enumerate(page):
+            text = show(Path(path_text(path)))
+            if not good(data, crc, file.coding.width):
+                yield f"{text}: the vector is damaged; the next `cooc index` describes the picture again"
+            elif Record(path_text(path), 0, 0, sha256.hex(), 0, 0).id != name.hex():
+                yield f"{text}: the id does not fit content and path; remove the image and index it again"
+            elif copies[row].tobytes() != data or names[row].tobytes() != name or not live[row]:
+                yield f"{text}: the copy in cache/ differs; delete {show(folder / 'cache')}, it is made again"
+
+
+def tidy(connection: Connection, cache: Cache) -> None:
+    """Inside a transaction: forget old tags; give all slots out again where many are holes by now."""
+    changes.forget(connection)
+    state = read_state(connection)
+    if state.removed and (not state.graph or state.removed >= RENUMBER_FROM * state.slots):
+        epoch, count = changes.fill_holes(connection, state)
+        # Before the commit: readers find the new cache as soon as they find the new epoch.
+        cache.prepare(connection, epoch, count)
+
+
+def snapshot(read: Reading, target: Path) -> None:
+    """A copy of the database, which appears when it is complete; its cache is made when it is first searched."""
+    if target.exists():
+        raise StoreError(f"{show(target)} exists already: name a folder that does not.")
+    new = target.with_name(target.name + ".new")
+    with explained(target):
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        copy = os.fsencode(database(new))
+        read(lambda connection, _: connection.execute("VACUUM INTO CAST(? AS TEXT)", (copy,)), transaction=False)
+        with closing(connect(new, write=True)) as connection:
+            connection.execute("UPDATE state SET epoch = ?, graph = 0, graph_crc = 0, graph_ef = 0", (uuid4().hex,))
+        new.replace(target)
