@@ -15,8 +15,8 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,6 +28,7 @@ from cooc import __version__
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreMissingError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
+from cooc.index.calibration import Calibration
 from cooc.index.export import import_index, read_meta
 from cooc.index.shortlist import (
     NEAR_DUPLICATE,
@@ -67,7 +68,8 @@ class Status:
     images: int
     bad: int
     bytes: int | None  # on disk, where that can be told
-    calibrated: bool  # are there match probabilities?
+    calibrated: bool  # have results a probability?
+    calibration: str | None  # what its curve was fitted on
     created: str
     cooc_version: str
     weights_hash: str
@@ -83,7 +85,8 @@ class ImageSearch:
         self.index_name = without_password(self.index_path)  # what may be shown
         self.collection = open_collection(_root(self.index_path, self.meta))
         self.config = DescriptorConfig.from_dict(self.meta.config)
-        self.calibration = calibration.find(self.config.score_space(self.meta.dim))
+        self.space = self.config.score_space(self.meta.dim, self.meta.weights_hash)  # what its curve is kept by
+        self.calibration = calibration.find(self.space, store.notes())
         self._device = device
         self._loading = threading.Lock()
         self._descriptor: Descriptor | None = None
@@ -246,6 +249,17 @@ class ImageSearch:
             count += self.store.tag(block, add, remove)
         return count
 
+    def calibrate(self, curve: Calibration | None, about: Mapping[str, Any] | None = None) -> None:
+        """Keep a curve in the index, for all who search in it; None forgets it. `cooc.bench.calibrating` fits one."""
+        kept = dict(self.store.notes().get(calibration.NOTE) or {})
+        kept.pop(self.space, None)
+        if curve is not None:
+            if not curve.sound:
+                raise InputError(f"{curve} is no curve: slope and offset must be finite, and the slope more than 0.")
+            kept[self.space] = {**(about or {}), **asdict(curve)}
+        self.store.note(calibration.NOTE, kept or None)
+        self.calibration = calibration.find(self.space, self.store.notes())
+
     def records(self, paths: Paths) -> Iterator[Record]:
         """What the index knows of pictures, or of all pictures of folders. A name that it does not know is an error."""
         for path in several(paths):
@@ -358,6 +372,7 @@ class ImageSearch:
             bad=sum(1 for _ in self.store.bad_files()),
             bytes=self.store.disk_bytes(),
             calibrated=self.calibration is not None,
+            calibration=self.calibration.fitted_on if self.calibration else None,
             created=self.meta.created,
             cooc_version=self.meta.cooc_version,
             weights_hash=self.meta.weights_hash,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import os
@@ -26,7 +25,8 @@ from rich.console import Console
 from cooc.cli import searching
 from cooc.cli.showing import blocks, shown, thumbnail
 from cooc.descriptor import Descriptor
-from cooc.index import calibration, open_store
+from cooc.image_search import ImageSearch
+from cooc.index import open_store
 from cooc.index.calibration import Calibration
 from tests.labelled import write_labelled_folder
 from tests.shell import Shell
@@ -118,22 +118,26 @@ def test_a_long_name_leaves_room_for_the_score(
         assert name in table
 
 
-def test_no_match_is_said(cooc: Shell, indexed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    curve = functools.partial(Calibration, 10.0)
-    words = ("search", indexed / "arch_000000.jpg", "--index", indexed / ".cooc", "--no-thumbnails")
-    monkeypatch.setattr(calibration, "find", lambda space: curve(-20.0))
+def keep(photos: Path, curve: Calibration) -> None:
+    with ImageSearch.open(photos / ".cooc", write=True) as search:
+        search.calibrate(curve)
+
+
+def test_no_match_is_said(cooc: Shell, photos: Path, tmp_path: Path) -> None:
+    words = ("search", photos / "arch_000000.jpg", "--index", photos / ".cooc", "--no-thumbnails")
+    keep(photos, Calibration(10.0, -20.0))
     assert "merely similar" in cooc(*words).out
     page = tmp_path / "page.html"
     assert cooc(*words, "--json", "--html", page).json["no_match"] is True
     assert "merely similar" in page.read_text()
-    monkeypatch.setattr(calibration, "find", lambda space: curve(-5.0))
+    keep(photos, Calibration(10.0, -5.0))
     found = cooc(*words, "--html", page)
     assert "merely" not in found.out
     for told in (found.out, re.sub(r"<style>.*?</style>|base64,[^\"]*", "", page.read_text(), flags=re.DOTALL)):
         assert "similar 1.000" in told
         assert not re.search(r"\bmatch|%", told)
     first = cooc(*words, "--json").json["matches"][0]
-    assert first["probability"] == pytest.approx(curve(-5.0)(first["score"]))
+    assert first["probability"] == pytest.approx(Calibration(10.0, -5.0)(first["score"]))
     assert first["verified"] is False
 
 
@@ -352,27 +356,6 @@ def test_ctrl_c(photos: Path) -> None:
     assert process.returncode == (130 if last["interrupted"] else 0)
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1])["images"] == 19
-
-
-# probabilities
-
-
-def test_calibrate(cooc: Shell, tmp_path: Path) -> None:
-    folder = write_labelled_folder(tmp_path / "things")
-    curves, results = tmp_path / "curves.json", tmp_path / "results"
-    words = ("-r", RECIPE, "-o", curves, "--results", results, "--cache", tmp_path / "cache", "--device", "cpu")
-    done = cooc("calibrate", folder, *words)
-    assert done.code == 0, done
-    (name,) = json.loads(curves.read_text())
-    assert name == "vgg16-caffe-chco-sct-act-raw-512"
-    report = json.loads((results / f"calibration--{name}.json").read_text())
-    assert report["slope"] > 0
-    assert report["tested on queries"] == 3
-    rng = np.random.default_rng(0)
-    np.savez(tmp_path / f"{RECIPE}.npz", database=rng.normal(size=(9, 4)), queries=rng.normal(size=(5, 4)))
-    refused = cooc("calibrate", folder, *words, "--vectors", tmp_path)
-    assert refused.code == 2
-    assert "describe them again" in refused.err
 
 
 # showing
