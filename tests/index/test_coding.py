@@ -79,8 +79,9 @@ def test_little_is_lost_and_products_keep_their_size(storage: str) -> None:
 
 
 @pytest.mark.parametrize("storage", COMPACT)
-def test_an_index_of_each_storage(storage: str, tmp_path: Path) -> None:
+def test_an_index_of_each_storage(storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exact search ranks by the stored vectors; removing, filters, compacting and reopening work as ever."""
+    monkeypatch.setattr("cooc.index.embedded.cache.FILED_FROM", 1)
     vectors, queries = whitened(300), whitened(4, seed=1)
     records = [record(f"{i // 100}/{i}.jpg") for i in range(300)]
     meta = StoreMeta("test", {}, "c" * 64, "d" * 64, DIM, storage=storage)
@@ -103,7 +104,7 @@ def test_an_index_of_each_storage(storage: str, tmp_path: Path) -> None:
         given = store.vectors([r.id for r in kept])
         np.testing.assert_allclose(np.linalg.norm(given, axis=1), 1, atol=1e-5)
         assert np.einsum("nd,nd->n", given, vectors[40:]).min() > 0.9
-    cached = sorted(path.suffix for path in (tmp_path / "index" / "cache").glob("vectors-*"))
+    cached = sorted(path.suffix for path in (tmp_path / "index" / "cache").glob("rows-*"))
     assert cached == ([] if storage in ("int4", "pq") else [f".{storage}"])
 
 

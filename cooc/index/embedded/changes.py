@@ -123,20 +123,16 @@ def forget(connection: sqlite3.Connection) -> None:
     connection.execute("DELETE FROM forgotten WHERE removed < ?", (long_ago(),))
 
 
-def fill_holes(connection: sqlite3.Connection, state: State) -> tuple[str, int]:
-    """Move the last images into the slots of removed ones: work for what was removed, not for what is kept.
-
-    Returns the new epoch and how many slots it has.
-    """
-    count, epoch = state.slots - state.removed, uuid4().hex
+def fill_holes(connection: sqlite3.Connection, state: State) -> None:
+    """Move the last images into the slots of removed ones: work for what was removed, not for what is kept."""
+    count = state.slots - state.removed
     holes = connection.execute("SELECT slot FROM removed WHERE slot < ? ORDER BY slot", (count,)).fetchall()
     last = connection.execute("SELECT slot FROM images WHERE slot >= ? ORDER BY slot", (count,)).fetchall()
     _renumber(connection, [(old, new) for (old,), (new,) in zip(last, holes, strict=True)])
     connection.execute("DELETE FROM removed")
     connection.execute(
-        "UPDATE state SET epoch = ?, next_slot = ?, graph = 0, graph_crc = 0, graph_ef = 0", (epoch, count)
+        "UPDATE state SET epoch = ?, next_slot = ?, graph = 0, graph_crc = 0, graph_ef = 0", (uuid4().hex, count)
     )
-    return epoch, count
 
 
 def _renumber(connection: sqlite3.Connection, moves: list[tuple[int, int]]) -> None:

@@ -37,11 +37,11 @@ _scanning = threading.Lock()  # a scan uses all cores: threads that scan side by
 
 @dataclass(frozen=True)
 class Graph:
-    """An HNSW graph over the first `size` slots. It borrows the mapped codes: no second copy in memory."""
+    """An HNSW graph over the first `size` slots. It borrows the view's codes: no second copy in memory."""
 
     index: faiss.IndexHNSW
     storage: faiss.IndexFlatCodes
-    codes: Codes  # keeps the mapping alive
+    codes: Codes  # keeps the memory alive
     ef: int  # nodes to keep in sight for 100 results, found when the graph was built
 
     @property
@@ -64,13 +64,11 @@ class _Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """Slots 0..n-1 of one committed state: first those in the mapped file, then those not yet written there."""
+    """Slots 0..n-1 of one committed state."""
 
     coding: Coding
-    mapped: Codes
-    mapped_ids: Ids
-    tail: Codes
-    tail_ids: Ids
+    codes: Codes  # (n, width)
+    ids: Ids  # (n, 16)
     live: NDArray[np.bool_]  # (n,)
     count: int  # of live slots
     graph: Graph | None = None
@@ -92,15 +90,6 @@ class View:
         while len(self._filters) > FILTERS:
             with suppress(KeyError):  # another thread was faster
                 self._filters.popitem(last=False)
-
-    def vectors(self, slots: Slots) -> Vectors:
-        return self.coding.decode(self.codes(slots))
-
-    def codes(self, slots: Slots) -> Codes:
-        return _take(self.mapped, self.tail, slots)
-
-    def ids(self, slots: Slots) -> Ids:
-        return _take(self.mapped_ids, self.tail_ids, slots)
 
     def search(self, queries: Vectors, k: int, slots: Slots | None, approximate: bool) -> tuple[Vectors, Slots]:
         """Scores (Q, k') and slots (Q, k') of the best among `slots` (live ones; None: all that live)."""
@@ -142,11 +131,11 @@ class View:
 
     def _blocks(self, slots: Slots | None) -> Iterable[tuple[Codes, int | Slots]]:
         if slots is None:
-            yield from ((rows, first) for rows, first in ((self.mapped, 0), (self.tail, len(self.mapped))) if len(rows))
+            yield self.codes, 0
         else:
             for start in range(0, len(slots), BLOCK):
                 part = slots[start : start + BLOCK]
-                yield self.codes(part), part
+                yield self.codes[part], part
 
     @cached_property
     def _living(self) -> _Wanted:
@@ -197,25 +186,16 @@ class View:
             chosen = scores[row] >= kth[row] - SLACK
             near = slots[row][chosen]
             found = scores[row][chosen] if complete is None else self._score(queries[query], near)
-            high, low = self.ids(near).view(">u8").T
+            high, low = self.ids[near].view(">u8").T
             best = np.lexsort((low, high, -found))[:k]
             out_scores[query], out_slots[query] = found[best], near[best]
         return which[~done]
 
     def _score(self, query: Vectors, slots: Slots) -> Vectors:
-        blocks = (self.vectors(slots[i : i + BLOCK]) for i in range(0, len(slots), BLOCK))
+        blocks = (self.coding.decode(self.codes[slots[i : i + BLOCK]]) for i in range(0, len(slots), BLOCK))
         return np.concatenate([np.einsum("nd,d->n", rows, query, dtype=np.float64) for rows in blocks]).astype(
             np.float32
         )
-
-
-def _take(mapped: Codes, tail: Codes, slots: Slots) -> Codes:
-    if not len(tail):
-        return mapped[slots]
-    rows = np.empty((len(slots), mapped.shape[1]), mapped.dtype)
-    late = slots >= len(mapped)
-    rows[~late], rows[late] = mapped[slots[~late]], tail[slots[late] - len(mapped)]
-    return rows
 
 
 def _top(coding: Coding, queries: Vectors, codes: Codes, k: int) -> tuple[Vectors, Slots]:

@@ -59,7 +59,7 @@ from cooc.index.store import (
 )
 
 APPROXIMATE_FROM = 200_000  # images: an exact search then takes about 40 ms on two cores
-CATCH_UP = 4096  # images added before the cache follows
+FOLLOW = 4096  # images added before the cache follows
 PAGE = 1000  # records read at once
 
 _T = TypeVar("_T")
@@ -98,8 +98,8 @@ class EmbeddedStore:
         self._writer: Connection | None = None
         self._behind = 0
         self._closed = False
-        require(folder)
         with ExitStack() as opened, explained(folder):
+            require(folder)
             if write:
                 opened.callback(WriterLock(folder).release)
                 self._writer = opened.enter_context(closing(connect(folder, write=True)))
@@ -138,8 +138,8 @@ class EmbeddedStore:
 
         count = self._write(work)
         self._behind += count
-        if self._behind >= CATCH_UP and not self._coding.small:
-            self._catch_up()
+        if self._behind >= FOLLOW:
+            self._follow()
         return count
 
     def remove(self, paths: Iterable[str]) -> int:
@@ -261,7 +261,7 @@ class EmbeddedStore:
         view, slots = self._read(work)
         approximate = view.count >= APPROXIMATE_FROM if exact is None else not exact
         scores, found = view.search(queries, k, slots, approximate)
-        names = view.ids(found.ravel()).tobytes().hex()
+        names = view.ids[found.ravel()].tobytes().hex()
         ids = [names[start : start + 32] for start in range(0, len(names), 32)]
         width = found.shape[1]
         return SearchResult(scores, [ids[row * width : (row + 1) * width] for row in range(len(queries))])
@@ -301,8 +301,8 @@ class EmbeddedStore:
 
     def close(self) -> None:
         try:
-            if self._behind and not self._coding.small and not self._closed:
-                self._catch_up()
+            if self._behind and not self._closed:
+                self._follow()
         finally:
             self._closed = True
             with self._mutex:
@@ -333,6 +333,6 @@ class EmbeddedStore:
                 connection.rollback()
                 raise
 
-    def _catch_up(self) -> None:
-        self._read(lambda connection, file: file.cache.view(connection))
+    def _follow(self) -> None:
+        self._read(lambda connection, file: file.cache.follow(connection))
         self._behind = 0

@@ -58,7 +58,7 @@ def problems(folder: Path, connection: Connection, file: IndexFile) -> Iterator[
     )
     while page := rows.fetchmany(PAGE):
         slots = np.array([row[0] for row in page])
-        copies, names, live = view.codes(slots), view.ids(slots), view.live[slots]
+        copies, names, live = view.codes[slots], view.ids[slots], view.live[slots]
         for row, (_, path, sha256, name, data, crc) in enumerate(page):
             text = show(Path(path_text(path)))
             if not good(data, crc, file.coding.width):
@@ -74,9 +74,8 @@ def tidy(connection: Connection, cache: Cache) -> None:
     changes.forget(connection)
     state = read_state(connection)
     if state.removed and (not state.graph or state.removed >= RENUMBER_FROM * state.slots):
-        epoch, count = changes.fill_holes(connection, state)
-        # Before the commit: readers find the new cache as soon as they find the new epoch.
-        cache.prepare(connection, epoch, count)
+        changes.fill_holes(connection, state)
+        cache.follow(connection)  # before the commit: who finds the new epoch finds its file
 
 
 def snapshot(read: Reading, target: Path) -> None:
