@@ -20,6 +20,7 @@ lint: .venv/dev.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --python-version 3.13 --cache-dir .mypy_cache/darwin
 	$(BIN)/lint-imports
 
 # The page is tested in Chromium, which comes from the system's packages.
