@@ -32,7 +32,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from PIL import Image
 from schemathesis.checks import not_a_server_error
 from starlette.exceptions import HTTPException
-from typer.testing import CliRunner
 
 from cooc.api import Settings, create_app
 from cooc.api.limits import Pool, RateLimit
@@ -47,6 +46,7 @@ from cooc.index.shortlist import NEAR_DUPLICATE
 from cooc.index.store import Filter, Record
 from cooc.reranking import EXPANSIONS, RERANKERS
 from tests.serving import PHOTOS, encoded, make_index, photo, serving, views, write_collection
+from tests.shell import Shell
 
 ROOT = Path(__file__).parents[2]
 API = "/api/v1"
@@ -583,7 +583,7 @@ def test_a_session_for_browsers(serve: Callable[..., httpx.Client]) -> None:
     assert client.get(f"{API}/status", headers={"Cookie": 'cooc_session="\\'}).status_code == 401
 
 
-def test_other_hosts_demand_a_token() -> None:
+def test_other_hosts_demand_a_token(cooc: Shell) -> None:
     for host in ("127.0.0.1", "::1", "localhost"):
         check_host(host, None)
     for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"):
@@ -592,9 +592,9 @@ def test_other_hosts_demand_a_token() -> None:
         check_host(host, TOKEN)
     with pytest.raises(InputError, match="16 characters"):
         Settings(token="short")
-    result = CliRunner().invoke(commands, ["serve", "--host", "0.0.0.0", "--index", "nowhere"])
-    assert isinstance(result.exception, InputError)
-    assert "needs a token" in str(result.exception)
+    refused = cooc("serve", "--host", "0.0.0.0", "--index", "nowhere")
+    assert refused.code == 2
+    assert "needs a token" in refused.err
 
 
 def test_foreign_names_and_origins(client: httpx.Client) -> None:
