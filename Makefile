@@ -1,7 +1,7 @@
 # make demo    find photographs by altered views of them: a table, and a picture in demo/
 # make test    everything that CI runs
 # make lint    the quick part of it
-# make docs    write docs/cli.md and docs/api.md anew from the code
+# make docs    write docs/cli.md, docs/api.md and the picture in CONTRIBUTING.md again, from the code
 #
 # Each makes .venv first, with the versions in constraints.txt. PYTHON=python3.12 chooses another interpreter.
 
@@ -20,6 +20,7 @@ lint: .venv/dev.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --python-version 3.13 --cache-dir .mypy_cache/darwin
 	$(BIN)/lint-imports
 
 # The page is tested in Chromium, which comes from the system's packages.
@@ -30,6 +31,7 @@ browser:
 docs: .venv/dev.installed
 	$(BIN)/python docs/write_cli.py
 	$(BIN)/python docs/write_api.py
+	$(BIN)/python docs/write_rooms.py
 
 clean:
 	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import typer
 
+from benchmarks.commands.calibrate import calibrate
 from benchmarks.commands.cost import bench_compact, bench_engines, bench_growth
 from benchmarks.commands.index import bench_index, bench_search
 from benchmarks.commands.reporting import figures, tables
@@ -33,6 +34,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": bench_serve,
     "compact": bench_compact,
     "growth": bench_growth,
+    "calibrate": calibrate,
     "tables": tables,
     "figures": figures,
 }

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cooc.bench.calibrating import plain_vectors
+from benchmarks.calibration import plain_vectors
 from cooc.bench.run import Options
 from cooc.datasets.retrieval import load_dataset
 from cooc.errors import CoocError, InputError

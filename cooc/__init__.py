@@ -12,7 +12,7 @@ Each step is one module of that name; `cooccurrence.py` is the paper. The short 
 
     search = ImageSearch.create("photos/.cooc", root="photos")
     search.add(["photos/a.jpg", "photos/b.jpg"])
-    search.search("query.jpg", box=(40, 60, 300, 400))         # matches, best first, with a match probability
+    search.search("query.jpg", box=(40, 60, 300, 400))         # the most similar pictures, with their scores
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     with ImageSearch.create("photos/.cooc", root="photos") as search:
         search.index(["photos"])                                     # again and again: only changes cost time
         for match in search.search("query.jpg", box=(40, 60, 300, 400)).matches:
-            print(match.path, match.score, match.probability)
+            print(match.path, match.score)
 
 The command line and the web page are this object and nothing else. Searching may go on in many threads and processes
 while one process, which has opened the index with write=True, changes it.
@@ -16,28 +16,38 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from cooc import __version__
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreMissingError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
 from cooc.index.away import away_folders, forget_marks, which_are_away
+from cooc.index.calibration import Calibration
 from cooc.index.copying import restore, take_over
 from cooc.index.engine import Engine, Here
 from cooc.index.importing import Exported, import_index
 from cooc.index.report import Progress, Report, Stop
-from cooc.index.shortlist import Match, Options, Results, find_duplicates, find_matches, unit
-from cooc.index.store import FORMAT, Filter, Record, Store, StoreMeta, Vectors, check_same
+from cooc.index.shortlist import (
+    NEAR_DUPLICATE,
+    Match,
+    Options,
+    Results,
+    as_query,
+    find_duplicates,
+    find_matches,
+    unit,
+)
+from cooc.index.store import FORMAT, Filter, Record, Store, StoreMeta, Vectors, check_same, id_bytes, several
 from cooc.pictures import Folder, is_url, open_collection
-from cooc.pictures.boxes import Box
+from cooc.pictures.boxes import Box, check_box
 from cooc.pictures.decode import Picture
 from cooc.recipes import DescriptorConfig, find_recipe
 
@@ -47,11 +57,11 @@ if TYPE_CHECKING:
 __all__ = ["ImageSearch", "Match", "Report", "Results", "Status"]
 
 DEFAULT_RECIPE = "paper-linear"
-NEAR_DUPLICATE = 0.8  # measured: copies saved at quality 40 or cropped by 10 % have 0.79 to 0.97, other views less
 BLOCK = 1000  # pictures removed in one transaction
 MISSING = 0.1  # share of the pictures without which a rebuilt index does not replace the old one
 
 Path_ = str | os.PathLike[str]
+Paths = Path_ | Iterable[Path_]
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,8 @@ class Status:
     bad: int
     failed: int  # files that a machine failed on: the next run tries again
     bytes: int | None  # on disk, where that can be told
-    calibrated: bool  # are there match probabilities?
+    calibrated: bool  # have results a probability?
+    calibration: str | None  # what its curve was fitted on
     created: str
     cooc_version: str
     weights_hash: str
@@ -81,7 +92,8 @@ class ImageSearch:
         self.index_name = without_password(self.index_path)  # what may be shown
         self.collection = open_collection(_root(self.index_path, self.meta))
         self.config = DescriptorConfig.from_dict(self.meta.config)
-        self.calibration = calibration.find(self.config.score_space(self.meta.dim))
+        self.space = self.config.score_space(self.meta.dim, self.meta.weights_hash)  # what its curve is kept by
+        self.calibration = calibration.find(self.space, store.notes())
         self._device = device
         self._loading = threading.Lock()
         self._descriptor: Descriptor | None = None
@@ -263,13 +275,13 @@ class ImageSearch:
 
     # changes
 
-    def add(self, paths: Iterable[Path_], *, workers: int = 0, progress: Progress | None = None) -> Report:
+    def add(self, paths: Paths, *, workers: int = 0, progress: Progress | None = None) -> Report:
         """Add these files, or replace what the index knows of them. Files that have not changed cost nothing."""
-        return sync.add_files(self.store, self.collection, Here(self._get, workers), paths, progress=progress)
+        return sync.add_files(self.store, self.collection, Here(self._get, workers), several(paths), progress=progress)
 
     def index(
         self,
-        folders: Sequence[Path_],
+        folders: Paths,
         *,
         workers: int | None = None,
         engine: Engine | None = None,
@@ -288,7 +300,7 @@ class ImageSearch:
             self.store,
             self.collection,
             engine or Here(self._get, workers),
-            folders,
+            list(several(folders)),
             keep_missing=keep_missing,
             prune=prune,
             retry=retry,
@@ -300,10 +312,10 @@ class ImageSearch:
     def _get(self) -> Descriptor:
         return self.descriptor
 
-    def remove(self, paths: Iterable[Path_]) -> int:
+    def remove(self, paths: Paths) -> int:
         """Forget pictures, or all pictures of a folder; the files stay. Names as in results, or paths on disk."""
         removed = 0
-        for name in (self.name(path) for path in paths):
+        for name in (self.name(path) for path in several(paths)):
             where = Filter(prefix=name or None)
             while below := [record.path for record in self.store.records(where, limit=BLOCK)]:
                 removed += self.store.remove(below)
@@ -311,17 +323,28 @@ class ImageSearch:
         forget_marks(self.store)
         return removed
 
-    def tag(self, paths: Iterable[Path_], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int:
+    def tag(self, paths: Paths, add: str | Iterable[str] = (), remove: str | Iterable[str] = ()) -> int:
         """Give tags to pictures, or to all pictures of folders, and take others away; how many pictures."""
-        add, remove = list(add), list(remove)
+        add, remove = list(several(add)), list(several(remove))
         records, count = self.records(paths), 0
         while block := [record.id for record in itertools.islice(records, BLOCK)]:
             count += self.store.tag(block, add, remove)
         return count
 
-    def records(self, paths: Iterable[Path_]) -> Iterator[Record]:
+    def calibrate(self, curve: Calibration | None, about: Mapping[str, Any] | None = None) -> None:
+        """Keep a curve in the index, for all who search in it; None forgets it. `cooc.bench.calibrating` fits one."""
+        kept = dict(self.store.notes().get(calibration.NOTE) or {})
+        kept.pop(self.space, None)
+        if curve is not None:
+            if not curve.sound:
+                raise InputError(f"{curve} is no curve: slope and offset must be finite, and the slope more than 0.")
+            kept[self.space] = {**(about or {}), **asdict(curve)}
+        self.store.note(calibration.NOTE, kept or None)
+        self.calibration = calibration.find(self.space, self.store.notes())
+
+    def records(self, paths: Paths) -> Iterator[Record]:
         """What the index knows of pictures, or of all pictures of folders. A name that it does not know is an error."""
-        for path in paths:
+        for path in several(paths):
             name = self.name(path)
             (one,) = self.store.find([name]) if name else [None]
             found = iter([one]) if one else self.store.records(Filter(prefix=name or None))
@@ -365,7 +388,7 @@ class ImageSearch:
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset)
         images, boxes = _together(image, box)
-        query = unit(self.descriptor.describe(images, boxes).numpy().sum(axis=0))
+        query = self._describe(images, boxes)
         found = find_matches(self.store, query, options, curve=self.calibration, without=without, started=started)
         return self._with_away(found)
 
@@ -385,15 +408,27 @@ class ImageSearch:
         """The same for a picture of the index, by its vector, or for the part of it in a box; it is not among them."""
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset)
-        query = (
-            self.vectors([id])[0] if box is None else unit(self.descriptor.describe([self.file(id)], [box]).numpy()[0])
-        )
+        id_bytes(id)  # or results could hold it under another spelling
+        query = self.vectors([id])[0] if box is None else self._describe([self.file(id)], [check_box(box)])
         found = find_matches(self.store, query, options, curve=self.calibration, without=id, started=started)
         return self._with_away(found)
 
-    def search_vector(self, vector: NDArray[np.float32], k: int = 20, **options: Any) -> Results:
+    def search_vector(
+        self,
+        vector: ArrayLike,
+        k: int = 20,
+        *,
+        expand: str | None = None,
+        rerank: str | None = None,
+        augment: bool = False,
+        where: Filter | None = None,
+        min_score: float | None = None,
+        offset: int = 0,
+    ) -> Results:
         """The same for a vector (D,) of this descriptor."""
-        return self._with_away(find_matches(self.store, unit(vector), Options(k, **options), curve=self.calibration))
+        options = Options(k, expand, rerank, augment, where, min_score, offset)
+        query = as_query(vector, self.meta.dim)
+        return self._with_away(find_matches(self.store, query, options, curve=self.calibration))
 
     def _with_away(self, results: Results) -> Results:
         """It is said of each match whether its file is away."""
@@ -401,6 +436,10 @@ class ImageSearch:
         if not away:
             return results
         return replace(results, matches=[replace(match, away=match.path in away) for match in results.matches])
+
+    def _describe(self, images: list[Any], boxes: list[Box | None]) -> NDArray[np.float32]:
+        """One query: the sum of what each picture gives, as a unit vector (D,)."""
+        return unit(self.descriptor.describe(images, boxes).numpy().sum(axis=0))
 
     def vectors(self, ids: Sequence[str]) -> Vectors:
         return self.store.vectors(ids)
@@ -428,6 +467,7 @@ class ImageSearch:
             failed=sync.failed(self.store),
             bytes=self.store.disk_bytes(),
             calibrated=self.calibration is not None,
+            calibration=self.calibration.fitted_on if self.calibration else None,
             created=self.meta.created,
             cooc_version=self.meta.cooc_version,
             weights_hash=self.meta.weights_hash,
@@ -448,16 +488,16 @@ class ImageSearch:
 
 def _together(image: Any, box: Any) -> tuple[list[Any], list[Box | None]]:
     """One picture with its box, or several with a box or None for each."""
-    if not isinstance(image, (list, tuple)):
-        return [image], [box]
-    if not image:
+    images = list(image) if isinstance(image, (list, tuple)) else [image]
+    if not images:
         raise InputError("There is no picture to search for: give at least one.")
     if box is None:
-        return list(image), [None] * len(image)
-    boxes = [box] if len(image) == 1 and len(box) == 4 and not isinstance(box[0], (list, tuple)) else list(box)
-    if len(boxes) != len(image):
-        raise InputError(f"{len(image)} pictures came with {len(boxes)} boxes: give a box, or None, for each of them.")
-    return list(image), boxes
+        return images, [None] * len(images)
+    lists = (list, tuple, np.ndarray)
+    boxes = list(box) if isinstance(box, lists) and any(n is None or isinstance(n, lists) for n in box) else [box]
+    if len(boxes) != len(images):
+        raise InputError(f"{len(images)} pictures came with {len(boxes)} boxes: give a box, or None, for each of them.")
+    return images, [one if one is None else check_box(one) for one in boxes]
 
 
 def _lasting(config: DescriptorConfig) -> DescriptorConfig:

@@ -137,10 +137,13 @@ class DescriptorConfig:
             parts.append({"direct": "act", "none": "aa"}.get(self.cooccurrence, self.cooccurrence))
         return "-".join(parts + [self.mask] * (self.mask != "none"))
 
-    def score_space(self, dim: int) -> str | None:
-        """The name of its scores: what a calibration is kept by. None for a whitening of the user's own."""
-        if Path(self.whitening).suffix:
-            return None
+    def score_space(self, dim: int, fingerprint: str = "") -> str | None:
+        """The name of its scores: what a calibration is kept by.
+
+        A whitening or a filter of the user's own has no common name: there the descriptor's fingerprint is one.
+        """
+        if Path(self.whitening).suffix or Path(self.filter).suffix:
+            return f"{self.space}-own-{fingerprint[:16]}-{dim}" if fingerprint else None
         parts = [self.space, self.whitening or "raw", str(dim)] + ["ms"] * (len(self.scales) > 1)
         return "-".join(parts)
 

@@ -20,7 +20,6 @@ DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "examples")]
 
 import demo  # noqa: E402
-
 from cooc.api import create_app  # noqa: E402
 from cooc.image_search import ImageSearch  # noqa: E402
 from tests.serving import encoded, serving  # noqa: E402
@@ -62,7 +61,7 @@ def write(root: Path) -> bytes:
 
 def take(page: Page, query: bytes) -> None:
     page.set_input_files("#file", {"name": "query.png", "mimeType": "image/png", "buffer": query})
-    page.wait_for_selector(".card .chance")
+    page.wait_for_selector(".card .mark")
     area = page.locator("#canvas").bounding_box()
     assert area
     x0, y0, x1, y1 = BOX

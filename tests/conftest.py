@@ -49,13 +49,13 @@ def _servers() -> Iterator[None]:
     end_servers()
 
 
-@pytest.fixture
-def cooc(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+@pytest.fixture(scope="session")
+def cooc() -> Shell:
     """`cooc("describe", path, ...)`"""
-    return shell(app, capsys, monkeypatch)
+    return shell(app)
 
 
-@pytest.fixture
-def benchmarks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+@pytest.fixture(scope="session")
+def benchmarks() -> Shell:
     """`benchmarks("tables", ...)`: as python -m benchmarks."""
-    return shell(benchmarks_app, capsys, monkeypatch)
+    return shell(benchmarks_app)

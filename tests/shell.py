@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -26,12 +28,13 @@ class Result(NamedTuple):
 Shell = Callable[..., Result]
 
 
-def shell(app: typer.Typer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+def shell(app: typer.Typer) -> Shell:
     def call(*words: object) -> Result:
-        monkeypatch.setattr(sys, "argv", [str(app.info.name), *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            run(app)
-        out, err = capsys.readouterr()
-        return Result(int(end.value.code or 0), out, " ".join(err.split()))
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [str(app.info.name), *map(str, words)])
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+                run(app)
+        return Result(int(end.value.code or 0), out.getvalue(), " ".join(err.getvalue().split()))
 
     return call

@@ -7,7 +7,9 @@ import importlib.util
 import inspect
 import re
 import shlex
+import tomllib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,14 +34,38 @@ def look_up(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def test_cli_page_is_what_help_says() -> None:
-    script = ROOT / "docs/write_cli.py"
-    spec = importlib.util.spec_from_file_location("write_cli", script)
+def script(name: str) -> ModuleType:
+    """docs/NAME.py, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_cli_page_is_what_help_says() -> None:
+    module = script("write_cli")
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "docs/cli.md is old: run `make docs`"
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_contracts() -> None:
+    """Drawn from pyproject.toml, and read back from CONTRIBUTING.md as a person does."""
+    module = script("write_rooms")
+    text = module.PAGE.read_text(encoding="utf-8")
+    assert text == module.page(text), "the picture in CONTRIBUTING.md is old: run `make docs`"
+    drawn = [[room.strip() for room in line.strip("│").split("│")] for line in text.splitlines() if line[:1] == "│"]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (layers,) = (one["layers"] for one in settings["contracts"] if one["type"] == "layers")
+    assert [" | ".join(f"cooc.{room}" for room in rooms) for rooms in drawn] == layers
+
+
+def test_the_contracts_know_every_room_and_no_exception() -> None:
+    module = script("write_rooms")
+    rooms = {room for layer in module.rooms() for room in layer}
+    code = {path.stem for path in (ROOT / "cooc").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert rooms == code - {"__init__"}
+    assert not [one["name"] for one in module.contracts() if "ignore_imports" in one]
 
 
 def test_readme_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -148,11 +151,121 @@ def test_filters_and_scores(search: ImageSearch, photos: Path) -> None:
         ({"offset": -1}, InputError),
         ({"expand": "alfa"}, UnknownNameError),
         ({"rerank": "difusion"}, UnknownNameError),
+        ({"rerank": ["diffusion"]}, UnknownNameError),
+        ({"k": 2.5}, InputError),
+        ({"k": "3"}, InputError),
+        ({"k": None}, InputError),
+        ({"offset": 0.5}, InputError),
+        ({"min_score": "high"}, InputError),
+        ({"min_score": float("nan")}, InputError),
+        ({"where": {"prefix": "below"}}, InputError),
     ],
 )
 def test_wrong_options(search: ImageSearch, photos: Path, options: dict[str, object], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        search.search(photos / "00.jpg", **options)  # type: ignore[arg-type]
+    id = next(search.store.records()).id
+    for ask in (
+        functools.partial(search.search, photos / "00.jpg"),
+        functools.partial(search.search_id, id),
+        functools.partial(search.search_vector, search.vectors([id])[0]),
+    ):
+        with pytest.raises(error):
+            ask(**options)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_of_any_kind(search: ImageSearch, photos: Path) -> None:
+    assert len(search.search(photos / "00.jpg", k=np.int64(3)).matches) == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        (1, 2, 3),
+        ("0", "0", "9", "9"),
+        "0,0,9,9",
+        5,
+        {0, 9},
+        (None, 0, 9, 9),
+        (0, 0, float("nan"), 9),
+        (0, 0, 10**400, 9),
+        (9, 9, 0, 0),
+        (0, 0, 9, [9]),
+        ([0, [0]], 0, 9, 9),
+    ],
+    ids=str,
+)
+def test_wrong_boxes(search: ImageSearch, photos: Path, box: Any) -> None:
+    id = next(search.store.records()).id
+    for ask in (
+        lambda: search.search(photos / "00.jpg", box),
+        lambda: search.search([photos / "00.jpg"], [box]),
+        lambda: search.search_id(id, box=box),
+        lambda: search.descriptor.describe([photos / "00.jpg"], [box]),
+    ):
+        with pytest.raises(InputError, match=r"(?i)box"):
+            ask()
+
+
+def test_boxes_of_any_kind(search: ImageSearch, photos: Path) -> None:
+    wanted = search.search(photos / "00.jpg", (0, 0, 30, 30)).query_vector
+    for box in ([0, 0, 30, 30], np.array([0, 0, 30, 30]), torch.tensor([0.0, 0, 30, 30]), [(0, 0, 30, 30)]):
+        np.testing.assert_array_equal(search.search(photos / "00.jpg", box).query_vector, wanted)  # type: ignore[arg-type]
+    both = search.search([photos / "00.jpg"] * 2, [np.array([0, 0, 30, 30]), None]).query_vector  # type: ignore[list-item]
+    np.testing.assert_array_equal(both, search.search([photos / "00.jpg"] * 2, [(0, 0, 30, 30), None]).query_vector)
+
+
+def test_vectors_of_any_kind(search: ImageSearch) -> None:
+    vector = search.vectors([next(search.store.records()).id])[0]
+    wanted = [match.id for match in search.search_vector(vector).matches]
+    for same in (vector.tolist(), 3 * vector, vector.astype(np.float64), torch.from_numpy(vector)):
+        assert [match.id for match in search.search_vector(same).matches] == wanted
+    zeros = np.zeros(1280, np.float32)
+    for wrong in (vector[:5], vector[None], [], "vector", None, ["a"] * 1280, zeros, zeros * np.nan, zeros + np.inf):
+        with pytest.raises(InputError):
+            search.search_vector(wrong)
+
+
+def test_devices(photos: Path) -> None:
+    for wrong in (None, 2.5, "gpu"):
+        with (
+            ImageSearch.open(photos / ".cooc", device=wrong) as search,  # type: ignore[arg-type]
+            pytest.raises(InputError, match="Usable: cpu"),
+        ):
+            search.search(photos / "00.jpg")
+
+
+def test_one_name_is_not_its_letters(photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "copy")
+    root = tmp_path / "copy"
+    with ImageSearch.open(root / ".cooc", write=True, descriptor=descriptor()) as search:
+        assert search.tag("00.jpg", add="car") == 1
+        assert next(search.records("00.jpg")).tags == {"car"}
+        assert [m.path for m in search.search(root / "01.jpg", where=Filter(tags="car")).matches] == ["00.jpg"]  # type: ignore[arg-type]
+        assert search.index(root).unchanged == COUNT
+        assert search.index(str(root / "below")).unchanged == 10
+        assert search.add(str(root / "00.jpg")).unchanged == 1
+        assert search.remove("below") == 10
+        for wrong in (5, None):
+            with pytest.raises(InputError, match="list of names"):
+                search.add(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tags": [5]}, {"tags": 5}, {"tags": ""}, {"prefix": 5}, {"taken_from": 2023}, {"taken_to": "May"}],
+    ids=str,
+)
+def test_wrong_filters(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        Filter(**wrong)
+
+
+def test_an_id_has_one_spelling(search: ImageSearch) -> None:
+    """An upper-case one found its picture, but did not take it out of the results."""
+    id = next(search.store.records()).id
+    for wrong in (id.upper() if not id.isdigit() else f"{id} ", f" {id}", id[:-2], "", None, 7):
+        for ask in (search.search_id, search.file, lambda one: search.search_id(one, box=(0, 0, 9, 9))):
+            with pytest.raises(InputError, match="no id of an image"):
+                ask(wrong)  # type: ignore[arg-type]
 
 
 def test_wrong_pictures(search: ImageSearch, photos: Path) -> None:

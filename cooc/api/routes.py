@@ -37,6 +37,7 @@ from cooc.api.services import Services
 from cooc.errors import InputError
 from cooc.explanation import explain
 from cooc.image_search import ImageSearch
+from cooc.index.shortlist import NEAR_DUPLICATE
 from cooc.index.store import Filter
 from cooc.pictures.boxes import Box, parse_box
 from cooc.pictures.decode import Decoded
@@ -116,7 +117,7 @@ async def session(login: Login, request: Request, services: Shared) -> Response:
 
 @router.post("/search", tags=["search"], responses=_problems(400, 408, 413))
 async def search_by_upload(services: Shared, image: Uploads, options: Options, box: BoxForms = []) -> ResultsOut:  # noqa: B006
-    """The pictures that show the same thing as one picture, as the part of it in a box, or as several joined."""
+    """The pictures most similar to one picture, to the part of it in a box, or to several joined."""
     if len(image) > services.settings.upload_images:
         raise InputError(f"At most {services.settings.upload_images} pictures can be joined, not {len(image)}.")
     if len(box) > len(image):
@@ -159,7 +160,9 @@ def _search(
 
 
 @router.get("/images/{id}/near-duplicates", tags=["search"], responses=_problems(404))
-async def near_duplicates_of(services: Shared, id: ImageId, threshold: Threshold = 0.9, k: Limit = 50) -> ResultsOut:
+async def near_duplicates_of(
+    services: Shared, id: ImageId, threshold: Threshold = NEAR_DUPLICATE, k: Limit = 50
+) -> ResultsOut:
     """Pictures that are almost the same as this one."""
     options = SearchOptions(k=k, min_score=threshold)
 
@@ -172,7 +175,7 @@ async def near_duplicates_of(services: Shared, id: ImageId, threshold: Threshold
 
 @router.get("/near-duplicates", tags=["search"])
 async def near_duplicates(
-    services: Shared, where: WhereQuery, threshold: Threshold = 0.9, limit: Limit = 50
+    services: Shared, where: WhereQuery, threshold: Threshold = NEAR_DUPLICATE, limit: Limit = 50
 ) -> GroupsOut:
     """Groups of pictures that are almost the same, in a part of the collection that is not large: a folder, a month."""
     chosen = where.filter()
@@ -193,7 +196,7 @@ async def near_duplicates(
 
 @router.post("/images/{id}/explanation", tags=["explanation"], responses=_problems(400, 404, 408, 413))
 async def explain_upload(services: Shared, id: ImageId, image: Upload, box: BoxForm = "") -> ExplanationOut:
-    """Why this picture matches an uploaded one: the score as a sum over the positions of both."""
+    """Why this picture is similar to an uploaded one: the score as a sum over the positions of both."""
     part = parse_box(box) if box else None
     return await _explain(services, await services.decode_sent(await image.read(), part), part, id)
 
@@ -205,7 +208,7 @@ async def explain_id(
     query: Annotated[str, Query(pattern=r"^[0-9a-f]{32}$", description="The picture that was searched for.")],
     box: BoxQuery = None,
 ) -> ExplanationOut:
-    """Why this picture matches another one of the index, or a part of it."""
+    """Why this picture is similar to another one of the index, or to a part of it."""
     part = parse_box(box) if box else None
     return await _explain(services, await services.decode_own(query, part), part, id)
 

@@ -88,17 +88,21 @@ def _picture(record: Record) -> dict[str, Any]:
 
 
 class MatchOut(Picture):
-    score: float = Field(description="Inner product with the query: 1 is the same picture.")
-    probability: float | None = Field(description="That it shows the same thing; null if nobody has counted.")
+    score: float = Field(description="Similarity, the inner product with the query: 1 is the same picture.")
+    verified: bool = Field(description="False: merely similar, nothing but the vectors was compared.")
+    probability: float | None = Field(
+        description="Of an unverified result: how often one with such a score was right among the pictures that the "
+        "index's calibration was fitted on, which need not be like these. null without a calibration."
+    )
 
     @classmethod
     def found(cls, match: Match) -> MatchOut:
-        return cls(**_picture(match.record), score=match.score, probability=match.probability)
+        return cls(**_picture(match.record), score=match.score, verified=match.verified, probability=match.probability)
 
 
 class ResultsOut(Out):
-    matches: list[MatchOut] = Field(description="Best first.")
-    no_match: bool = Field(description="Even the best result is probably wrong.")
+    matches: list[MatchOut] = Field(description="Most similar first, or as re-ranking orders them.")
+    no_match: bool = Field(description="By its probability, even the best result is more likely another thing.")
     next_offset: int | None = Field(description="Where the next results begin; null if these were the last.")
     seconds: float
 
@@ -162,7 +166,7 @@ class StatusOut(Out):
     bad: int = Field(description="Files that could not be read.")
     recipe: str
     dim: int
-    calibrated: bool = Field(description="Do results have a probability?")
+    calibrated: bool = Field(description="Do results have a probability, and can `no_match` be told?")
     folders: list[str] = Field(description="That may be indexed by request.")
     version: str
 

@@ -1,85 +1,156 @@
-"""Match probabilities from a labelled dataset: vectors and ground truth -> a curve, and how true it is.
+"""An index's own calibration: from labelled queries, or from results that its user marked right or wrong.
 
-`cooc.index.calibration` fits and judges; here is where the vectors come from and where the curves go.
+    curve, report = from_dataset(search, load_dataset("labelled/folder"))
+    curve, report, left_out = from_marks(search, read_marks(Path("marks.csv")))
+    search.calibrate(curve, about(report))
+
+`cooc.index.calibration` fits and judges; here is where the scores come from: always from the descriptor of the index,
+with whatever whitening and filter it has.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cooc.bench.run import Options, Vectors, raw_vectors
+from cooc import __version__
+from cooc.bench.marks import Mark
 from cooc.datasets.retrieval import Dataset
-from cooc.errors import InputError
+from cooc.errors import CoocError, DatasetError, InputError
 from cooc.evaluation import PROTOCOLS
-from cooc.index.calibration import calibrate
+from cooc.image_search import ImageSearch
+from cooc.index.calibration import Calibration, Scored, calibrate, judge
+from cooc.index.store import Record
 from cooc.pictures.batches import Item
-from cooc.provenance import provenance
-from cooc.recipes import Recipe, find_whitening
+from cooc.pictures.boxes import Box
 
-__all__ = ["calibrate_recipe", "write_curve"]
+__all__ = ["about", "from_dataset", "from_marks"]
+
+LEAST = 10  # marks of either kind: fewer say nothing
+
+Vectors = NDArray[np.float32]
+Progress = Callable[[int, int], None]  # pictures described, pictures to describe
 
 
-def calibrate_recipe(dataset: Dataset, recipe: Recipe, options: Options, made: Path | None = None) -> dict[str, Any]:
-    """The curve of a recipe's scores. `made`: a folder with RECIPE.npz, arrays `database` and `queries`."""
-    database, queries = plain_vectors(dataset, recipe, options) if made is None else _load(made / f"{recipe.name}.npz")
-    if (len(database), len(queries)) != (len(dataset.image_paths), len(dataset.queries)):
-        raise InputError(
-            f"{len(database)} and {len(queries)} vectors for {len(dataset.image_paths)} pictures and "
-            f"{len(dataset.queries)} queries of {dataset.name}: describe them again."
-        )
-    name = recipe.config.score_space(database.shape[1])
-    if name is None:
-        raise InputError(f"{recipe.name} uses a whitening of your own: there is no common name to keep its curve by.")
+def from_dataset(
+    search: ImageSearch, dataset: Dataset, *, workers: int | None = None, progress: Progress | None = None
+) -> tuple[Calibration, dict[str, Any]]:
+    """Fitted on half of the labelled queries, judged on the other half."""
+    database = [Item(None, path) for path in dataset.image_paths]
+    queries = [Item(None, query.path, query.box) for query in dataset.queries]
+    vectors = _vectors(search, [*database, *queries], workers, progress)  # (N + Q, D)
     protocol = PROTOCOLS[dataset.protocols[0]]
-    truth = dataset.ground_truth
-    _, report = calibrate(
-        queries,
-        database,
-        [query.select(protocol.positive) for query in truth],
-        [query.select((*protocol.ignored, "itself")) for query in truth],
+    curve, report = calibrate(
+        vectors[len(database) :],
+        vectors[: len(database)],
+        [query.select(protocol.positive) for query in dataset.ground_truth],
+        [query.select((*protocol.ignored, "itself")) for query in dataset.ground_truth],
     )
-    about = {"space": name, "recipe": recipe.name, "dataset": dataset.name, "pictures": len(database)}
-    return about | report | provenance(options.device)
+    return _named(curve, report, search, f"{dataset.name}, {len(queries)} queries")
 
 
-def write_curve(report: dict[str, Any], curves: Path, results: Path) -> None:
-    """The curve into the file of all curves, the report into results/."""
-    known = json.loads(curves.read_text(encoding="utf-8")) if curves.is_file() else {}
-    known[report["space"]] = {key: report[key] for key in ("slope", "offset", "recipe", "dataset", "commit")}
-    results.mkdir(parents=True, exist_ok=True)
-    for file, content in (
-        (curves, dict(sorted(known.items()))),
-        (results / f"calibration--{report['space']}.json", report),
-    ):
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(file)
+def from_marks(
+    search: ImageSearch,
+    marks: Iterable[Mark],
+    *,
+    folder: Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Calibration, dict[str, Any], list[str]]:
+    """Fitted on all marks; the last value says which were left out, and why. `folder`: where queries may lie, too."""
+    asked: dict[tuple[str, Box | None], tuple[int, Item | Record]] = {}
+    used, left_out = list[tuple[int, Record, bool]](), list[str]()
+    for mark in marks:
+        try:
+            (record,) = search.store.find([mark.path])
+            if record is None:
+                raise InputError(f"{mark.path} is not in the index {search.index_name}.")
+            key = (mark.query, mark.box)
+            row, query = asked[key] if key in asked else (len(asked), _query(search, mark, folder))
+            if isinstance(query, Record) and query.id == record.id:
+                raise InputError(f"{mark.path} is the query itself.")
+        except InputError as error:
+            left_out.append(str(error))
+            continue
+        asked[key] = row, query
+        used.append((row, record, mark.right))
+    right = sum(mark for _, _, mark in used)
+    wrong = len(used) - right
+    if min(right, wrong) < LEAST:
+        said = f"{right} right and {wrong} wrong marks are too few: mark at least {LEAST} of either kind."
+        raise InputError(" ".join([said, *left_out[:3]]))
+    queries = _vectors(search, [query for _, query in asked.values()], workers, progress)  # (Q, D)
+    pictures = _vectors(search, [record for _, record, _ in used])  # (marks, D)
+    rows = np.array([row for row, _, _ in used])
+    scores = np.einsum("nd,nd->n", queries[rows], pictures).astype(np.float64)
+    curve, report = judge(Scored(rows, scores, np.array([mark for _, _, mark in used])))
+    return *_named(curve, report, search, f"{right} right and {wrong} wrong marks"), left_out
 
 
-def plain_vectors(dataset: Dataset, recipe: Recipe, options: Options) -> tuple[Vectors, Vectors]:
-    """Whitened, of the database and the queries."""
-    import torch
-
-    whitening = find_whitening(recipe.config) if recipe.config.whitening else None
-    if whitening is not None and recipe.config.dim:
-        whitening = whitening.truncate(recipe.config.dim)
-    found = []
-    for what, items in (
-        ("database", [Item(None, path) for path in dataset.image_paths]),
-        ("queries", [Item(None, query.path, query.box) for query in dataset.queries]),
-    ):
-        raw = raw_vectors(items, [recipe], options, f"{dataset.name} {what}")[recipe.config.pooling_hash]
-        found.append(raw if whitening is None else whitening(torch.from_numpy(raw)).numpy())
-    return found[0], found[1]
+def about(report: dict[str, Any]) -> dict[str, Any]:
+    """What an index keeps of a report beside its curve."""
+    judged = {key: (report["test"] or {}).get(key) for key in ("brier", "brier of the base rate", "ece", "results")}
+    return {**judged, "made": datetime.now(UTC).isoformat(timespec="seconds"), "cooc": __version__}
 
 
-def _load(file: Path) -> tuple[Vectors, Vectors]:
+def _named(
+    curve: Calibration, report: dict[str, Any], search: ImageSearch, fitted_on: str
+) -> tuple[Calibration, dict[str, Any]]:
+    return replace(curve, fitted_on=fitted_on), {"space": search.space, "fitted_on": fitted_on, **report}
+
+
+def _query(search: ImageSearch, mark: Mark, folder: Path | None) -> Item | Record:
+    """A picture of the index by that name, or a file: from here, or beside the marks."""
+    (record,) = search.store.find([mark.query])
+    if record is not None:
+        return record if mark.box is None else Item(None, search.file(record.id), mark.box)
+    for path in (Path(mark.query), *([folder / mark.query] if folder else [])):
+        if path.is_file():
+            return Item(None, path, mark.box)
+    raise InputError(f"The query {mark.query} is neither a file nor in the index {search.index_name}.")
+
+
+def _vectors(
+    search: ImageSearch,
+    pictures: Sequence[Item | Record],
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Vectors:
+    """(N, D). What the index knows, by its content too, is taken from there: indexed pictures cost nothing."""
+    vectors = np.zeros((len(pictures), search.meta.dim), np.float32)
+    known, todo = dict[int, str](), list[Item]()  # row -> id
+    for row, picture in enumerate(pictures):
+        if isinstance(picture, Record):
+            known[row] = picture.id
+        elif twins := _twins(search, picture):
+            known[row] = twins[0].id
+        else:
+            todo.append(Item(row, picture.picture, picture.box))
+    if known:
+        vectors[list(known)] = search.vectors(list(known.values()))
+    stream = search.descriptor.stream(todo, workers=workers) if todo else ()
+    for done, (item, found) in enumerate(stream, start=1):
+        if isinstance(found, CoocError):
+            raise DatasetError(f"A calibration needs all of its pictures. {found}") from found
+        vectors[item.key] = found
+        if progress is not None:
+            progress(done, len(todo))
+    return vectors
+
+
+def _twins(search: ImageSearch, item: Item) -> list[Record]:
+    """Pictures of the index with the same content."""
+    if item.box is not None or not isinstance(item.picture, Path):
+        return []
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            return arrays["database"].astype(np.float32), arrays["queries"].astype(np.float32)
-    except (OSError, KeyError, ValueError) as error:
-        raise InputError(f"{str(file)!r} does not hold arrays database and queries ({error}).") from error
+        with item.picture.open("rb") as stream:
+            return search.store.by_sha256(hashlib.file_digest(stream, "sha256").hexdigest())
+    except OSError as error:
+        raise DatasetError(f"{item.picture} cannot be read ({error.strerror}). Copy it again.") from error

@@ -2,7 +2,8 @@
 
     describing.py     describe, heatmap, whiten, recipes
     weights.py        weights list | fetch | verify | export | import
-    indexing.py       index, add, remove, tag, status, calibrate
+    indexing.py       index, add, remove, tag, status
+    calibrating.py    calibrate
     upkeep.py         verify, compact, snapshot, restore, rebuild, export, import
     searching.py      search, duplicates
     serving.py        serve, explain
@@ -90,6 +91,7 @@ def run(app: typer.Typer) -> None:
 # Each adds its commands to app.
 from cooc.cli import (  # noqa: E402
     benching,  # noqa: F401
+    calibrating,  # noqa: F401
     describing,  # noqa: F401
     indexing,  # noqa: F401
     planning,  # noqa: F401

@@ -1,4 +1,4 @@
-"""Commands that make an index and fill it: index, add, remove, tag, status, calibrate."""
+"""Commands that make an index and fill it: index, add, remove, tag, status."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def status(
     if found.failed:
         table.add_row("failed", f"{found.failed:,}  (the machine did; cooc index tries them again)")
     table.add_row("recipe", f"{found.recipe}, {found.dim} numbers")
-    table.add_row("match probability", "yes" if found.calibrated else "no: this recipe is not calibrated")
+    table.add_row("calibrated on", shown(found.calibration) if found.calibration else "nothing (cooc calibrate)")
     if found.bytes is not None:
         table.add_row("on disk", f"{found.bytes / 1e6:,.1f} MB")
     table.add_row("made", f"{found.created} by cooc {found.cooc_version}")
@@ -218,40 +218,6 @@ def status(
 def _moment(text: str) -> str:
     """An ISO time as people read it: to the minute, and it is UTC."""
     return f"{text[:16].replace('T', ' ')} UTC"
-
-
-@app.command()
-def calibrate(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="With ground_truth.json and jpg/.")],
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="One or more recipes, separated by commas.")] = DEFAULT,
-    vectors: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="RECIPE.npz with arrays database and queries, made before.")
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE.json", help="The curves; others in it are kept.")
-    ] = Path("cooc/data/calibration.json"),
-    results: Annotated[Path, typer.Option(help="Folder for the calibration curves.")] = Path("results"),
-    device: DeviceOption = "auto",
-    workers: WorkersOption = None,
-    cache: Annotated[Path, typer.Option(help="Where raw vectors are kept between runs.")] = Path(".cooc/bench"),
-) -> None:
-    """Fit the match probability of recipes on labelled queries: half to fit, half to test."""
-    from cooc.bench.calibrating import calibrate_recipe, write_curve
-    from cooc.bench.run import Options
-    from cooc.datasets.retrieval import load_dataset
-    from cooc.recipes import find_recipe
-
-    dataset = load_dataset(str(folder), folder.parent)
-    options = Options(device=device, workers=workers, cache=cache)
-    table = Table("space", "Brier", "base rate", "ECE", "no match: said rightly", "wrongly")
-    for name in recipe.split(","):
-        report = calibrate_recipe(dataset, find_recipe(name), options, vectors)
-        write_curve(report, output, results)
-        test, no_match = report["test"], report["no match"]
-        shares = (f"{100 * no_match[key]:.0f}%" for key in ("said rightly", "said wrongly"))
-        numbers = (f"{test[key]:.3f}" for key in ("brier", "brier of the base rate", "ece"))
-        table.add_row(report["space"], *numbers, *shares)
-    out.print(table)
 
 
 def _common(folders: list[str]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.measure import Measurement
 
 from cooc.cli import app, err, out
 from cooc.cli.describing import DeviceOption, JsonOption, _check_output, _writing
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from cooc.index.store import Filter
     from cooc.pictures.boxes import Box
     from cooc.pictures.decode import Picture
+
+UNBOUNDED = 100_000  # columns: no name is longer
 
 FolderOption = Annotated[str, typer.Option("--folder", metavar="PREFIX", help="Only pictures below this folder.")]
 FromOption = Annotated[str, typer.Option("--from", metavar="DATE", help="Only taken then or later: 2023, 2023-07, ...")]
@@ -58,9 +61,9 @@ def search(
     sheet: Annotated[Path | None, typer.Option(metavar="FILE.jpg", help="Write a contact sheet.")] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show the results in a browser.")] = False,
 ) -> None:
-    """Find the pictures that show the same thing.
+    """Find the pictures that are similar to a picture, or to a part of it; most similar first.
 
-    The score is a similarity of at most 1; the match column is the probability that it is the same thing.
+    The similarity is at most 1, of the same picture. It is no proof that two pictures show the same thing.
     """
     from cooc.cli import showing
     from cooc.image_search import ImageSearch
@@ -96,6 +99,8 @@ def search(
                 typer.echo(json.dumps(_as_json(answer, found)))
             else:
                 _print(answer, found, bool(thumbnails) if thumbnails is not None else out.color_system == "truecolor")
+        if found.calibration is None and not as_json:
+            err.print(showing.UNCALIBRATED, style="dim")
         if keep and answers:
             if sheet is not None:
                 with _writing(sheet) as stream:
@@ -117,15 +122,17 @@ def search(
 def duplicates(
     index: IndexOption = "",
     threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="Similarity from which two are near-duplicates.")
-    ] = 0.8,
+        float | None, typer.Option(min=0, max=1, help="Similarity from which two are near-duplicates. [default: 0.8]")
+    ] = None,
     folder: FolderOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """List groups of near-duplicates: copies, other formats and qualities, slight edits."""
     from cooc.cli.showing import shown
     from cooc.image_search import ImageSearch
+    from cooc.index.shortlist import NEAR_DUPLICATE
 
+    threshold = NEAR_DUPLICATE if threshold is None else threshold
     groups = pictures = 0
     with ImageSearch.open(find_index(index)) as found:
         for group in found.duplicates(threshold, where=_filter(folder, "", "", None)):
@@ -191,13 +198,14 @@ def _print(answer: Answer, found: ImageSearch, thumbnails: bool) -> None:
     out.print(f"{showing.shown(answer.title)}:", style="bold", markup=False)
     matches = answer.results.matches
     if matches:
-        out.print(showing.table(answer, found.collection, thumbnails), soft_wrap=False, crop=False)
+        table = showing.table(answer, found.collection, thumbnails)
+        if not out.is_terminal:  # in a file or a pipe, names stay whole
+            table.width = Measurement.get(out, out.options.update(width=UNBOUNDED), table).maximum
+        out.print(table, soft_wrap=False, crop=False)
     else:
         out.print("Nothing found: the index is empty, or nothing in it passes these filters.")
     if answer.results.no_match and matches:
         out.print(showing.NO_MATCH, style="yellow")
-    if found.calibration is None:
-        err.print(showing.UNCALIBRATED, style="dim")
 
 
 def _as_json(answer: Answer, found: ImageSearch) -> dict[str, Any]:
@@ -219,6 +227,7 @@ def _match(match: Match, found: ImageSearch) -> dict[str, Any]:
         "file": found.collection.address(match.path),
         "score": match.score,
         "probability": match.probability,
+        "verified": match.verified,
         "width": r.width,
         "height": r.height,
         "taken": r.taken,

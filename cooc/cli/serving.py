@@ -19,14 +19,14 @@ from cooc.errors import InputError
 @app.command()
 def explain(
     query: Annotated[Path, typer.Argument(metavar="QUERY", help="A picture.")],
-    match: Annotated[Path, typer.Argument(metavar="MATCH", help="A picture that it was found to match.")],
+    match: Annotated[Path, typer.Argument(metavar="MATCH", help="A picture that was found.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.png", help="Where the drawing goes.")],
     recipe: RecipeOption = DEFAULT,
     box: Annotated[str, typer.Option(metavar="X0,Y0,X1,Y1", help="The part of QUERY that is looked for.")] = "",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Draw why two pictures match: the score as a sum over the positions of both.
+    """Draw why two pictures are similar: the score as a sum over the positions of both.
 
     The frame in each picture holds most of it: "it is here".
     """
@@ -56,7 +56,7 @@ def explain(
     out.print(f"{output}: score {why.score:.3f}{'' if why.exact else ', shares by the derivative'}", markup=False)
     if why.match.box:
         corners = ",".join(f"{n:.0f}" for n in why.match.box)
-        out.print(f"It is here: {corners} in {match}", markup=False)
+        out.print(f"Most of it comes from {corners} in {match}", markup=False)
 
 
 @app.command()

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 TILE, GAP, CAPTION, ACROSS = 220, 12, 36, 6  # of a contact sheet, in pixels; tiles in a row
 PAPER, INK, MUTED, FRAME = (250, 250, 248), (25, 25, 25), (120, 120, 116), (200, 60, 30)
-NO_MATCH = "No match in here: even the best of these results is probably something else."
-UNCALIBRATED = "No match probabilities: scores of this recipe have not been calibrated (cooc calibrate)."
+NO_MATCH = "Nothing in here seems to show the same thing: these are merely similar."
+UNCALIBRATED = "This index has no calibration (cooc calibrate): whether anything shows the same thing cannot be told."
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +52,9 @@ def shown(name: str | os.PathLike[str]) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def percent(probability: float | None) -> str:
-    return "-" if probability is None else f"{100 * probability:.0f}%"
+def mark(match: Match) -> str:
+    """What may be said of a result: vectors alone show that it is similar, never that it is the same."""
+    return "verified" if match.verified else f"similar {match.score:.3f}"
 
 
 def thumbnail(source: Picture, side: int) -> Image.Image:
@@ -72,12 +73,14 @@ def _picture(match: Match, files: Files, side: int) -> Image.Image:
 
 def table(answer: Answer, files: Files, pictures: bool) -> Table:
     rows = Table(box=None, pad_edge=False, padding=(0, 2, 1 if pictures else 0, 0), show_edge=False)
-    for title in (["#", ""] if pictures else ["#"]) + ["score", "match", "picture"]:
-        rows.add_column(title, justify="right" if title in ("#", "score", "match") else "left", no_wrap=True)
+    for title in ["#", ""] if pictures else ["#"]:
+        rows.add_column(title, justify="right", no_wrap=True)
+    rows.add_column("result", no_wrap=True)
+    rows.add_column("picture", overflow="fold")  # a long name takes more lines, never the room of the others
     for number, match in enumerate(answer.results.matches, start=1):
         cells: list[Any] = [str(number)] + ([blocks(_picture(match, files, 32))] if pictures else [])
         name = Text(shown(match.path) + "  (away)" * match.away, Style(link=files.link(match.path)))
-        rows.add_row(*cells, f"{match.score:.3f}", percent(match.probability), name)
+        rows.add_row(*cells, mark(match), name)
     return rows
 
 
@@ -102,8 +105,8 @@ def sheet(answers: Sequence[Answer], files: Files) -> Image.Image:
     for answer in answers:
         tiles = [(_with_box(source, answer.box), "query", answer.title, True) for source in answer.sources]
         tiles += [
-            (_picture(m, files, TILE), f"{m.score:.3f}   {percent(m.probability)}", Path(m.path).name, False)
-            for m in answer.results.matches
+            (_picture(match, files, TILE), mark(match), Path(match.path).name, False)
+            for match in answer.results.matches
         ]
         lines += [tiles[i : i + ACROSS] for i in range(0, len(tiles), ACROSS)]
     width = GAP + max(len(line) for line in lines) * (TILE + GAP)
@@ -177,12 +180,11 @@ def page(answers: Sequence[Answer], files: Files, index: str) -> str:
 
 
 def _figure(match: Match, files: Files) -> str:
-    chance = "" if match.probability is None else f" · {percent(match.probability)} match"
     name = f"<a href='{html.escape(files.link(match.path))}'>{_escaped(match.path)}</a>"
     date = f" <small>{match.record.taken[:10]}</small>" if match.record.taken else ""
     date += " <small>(away)</small>" * match.away
     picture = _img(_picture(match, files, TILE), match.path)
-    return f"<figure>{picture}<figcaption><b>{match.score:.3f}</b>{chance}<br>{name}{date}</figcaption></figure>"
+    return f"<figure>{picture}<figcaption><b>{mark(match)}</b><br>{name}{date}</figcaption></figure>"
 
 
 def _img(picture: Image.Image, about: str) -> str:

@@ -1,20 +1,24 @@
-"""From a score to the probability that a result shows the same thing, so that "no match in here" can be said.
+"""From a score to the share of such results that were right, so that "nothing like that in here" can be said.
 
 A similarity of 0.4 means little by itself: how often such a result is right depends on the descriptor. On labelled
 queries it can be counted, and a logistic curve through the counts is all that is kept:
 
     P(match | score) = 1 / (1 + exp(-(slope * score + offset)))
 
-Fitted on half of the queries, judged on the other half (`cooc calibrate`). Curves for the recipes that ship with cooc
-are in data/calibration.json; a descriptor that is not there has none, and nothing is made up for it. The curve belongs
-to single queries among some thousand pictures: in a much larger collection, chance finds better wrong results.
+A curve belongs to an index and is kept in it, by the name of its descriptor's scores (`DescriptorConfig.score_space`);
+`cooc calibrate` fits it on labelled queries or on one's own right and wrong marks. Without one of its own, an index
+takes the curve that ships with cooc for such scores (data/calibration.json, landmark photos); where there is none,
+nothing is made up. A curve is as true as the queries are alike: on other kinds of pictures, and in a much larger
+collection, where chance finds better wrong results, it promises too much.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -25,11 +29,14 @@ from numpy.typing import ArrayLike, NDArray
 from cooc.errors import InputError
 from cooc.reranking import rank
 
-__all__ = ["THRESHOLD", "Calibration", "assess", "calibrate", "find", "fit", "top_results"]
+__all__ = ["NOTE", "THRESHOLD", "Calibration", "Scored", "assess", "calibrate", "find", "fit", "judge", "top_results"]
 
+NOTE = "calibration"  # of an index: curves by the names of their scores
 THRESHOLD = 0.5  # if even the best result is more likely wrong than right, there is no match
 TOP = 20  # results of each query that count: what a person looks at
 BINS = 10
+
+log = logging.getLogger("cooc")
 
 Floats = NDArray[np.float64]
 
@@ -38,15 +45,29 @@ Floats = NDArray[np.float64]
 class Calibration:
     slope: float
     offset: float
+    fitted_on: str = field(default="", compare=False)  # for people
+
+    @property
+    def sound(self) -> bool:
+        return math.isfinite(self.slope) and math.isfinite(self.offset) and self.slope > 0
 
     def __call__(self, scores: ArrayLike) -> Floats:
         return 1 / (1 + np.exp(-(self.slope * np.asarray(scores, np.float64) + self.offset)))
 
 
-def find(space: str | None) -> Calibration | None:
-    """The curve that ships with cooc for the scores of that name (`DescriptorConfig.score_space`), if there is one."""
+def find(space: str | None, notes: Mapping[str, Any] | None = None) -> Calibration | None:
+    """The curve for the scores of that name: the index's own, from its notes, else the one that ships with cooc."""
+    own = (notes or {}).get(NOTE)
+    if space and isinstance(own, dict) and space in own:
+        try:
+            curve = Calibration(float(own[space]["slope"]), float(own[space]["offset"]), str(own[space]["fitted_on"]))
+            if curve.sound:
+                return curve
+        except (KeyError, TypeError, ValueError):
+            pass
+        log.warning("The calibration that the index keeps cannot be read: fit it again with cooc calibrate.")
     known = _shipped().get(space) if space else None
-    return Calibration(known["slope"], known["offset"]) if known else None
+    return Calibration(known["slope"], known["offset"], f"{known['dataset']}, ships with cooc") if known else None
 
 
 @cache
@@ -120,7 +141,10 @@ def fit(score: ArrayLike, match: ArrayLike) -> Calibration:
 
 def assess(curve: Calibration, score: ArrayLike, match: ArrayLike, bins: int = BINS) -> dict[str, Any]:
     """How true the probabilities are: in each bin, what was promised and what came; their mean gap (ECE); Brier."""
-    p, right = curve(score), np.asarray(match, bool)
+    return _compare(curve(score), np.asarray(match, bool), bins)
+
+
+def _compare(p: Floats, right: NDArray[np.bool_], bins: int = BINS) -> dict[str, Any]:
     which = np.minimum((p * bins).astype(int), bins - 1)
     table = []
     gap = 0.0
@@ -139,6 +163,22 @@ def assess(curve: Calibration, score: ArrayLike, match: ArrayLike, bins: int = B
         "ece": gap,
         "bins": table,
     }
+
+
+def judge(scored: Scored) -> tuple[Calibration, dict[str, Any]]:
+    """The curve of results that a person marked: fitted on all, and judged by letting each half test the other's curve.
+
+    The halves hold different queries, which alternate by their share of right results, so that both kinds are in both.
+    """
+    share = {query: float(scored.match[scored.query == query].mean()) for query in np.unique(scored.query).tolist()}
+    order = sorted(share, key=lambda query: (share[query], query))
+    halves = [scored.of(order[i::2]) for i in range(2)]
+    curve = fit(scored.score, scored.match)
+    test = None
+    if all(half.match.any() and not half.match.all() for half in halves):
+        promised = np.concatenate([fit(half.score, half.match)(other.score) for half, other in (halves, halves[::-1])])
+        test = _compare(promised, np.concatenate([halves[1].match, halves[0].match]))
+    return curve, {"slope": curve.slope, "offset": curve.offset, "queries": len(order), "test": test}
 
 
 def calibrate(

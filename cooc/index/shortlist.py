@@ -7,9 +7,12 @@ re-ranking look at a shortlist, so that their cost does not grow with the collec
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +22,9 @@ from cooc.index.calibration import THRESHOLD, Calibration
 from cooc.index.store import Filter, Record, Store, Vectors, intact
 from cooc.reranking import EXPANSIONS, RERANKERS, alpha_expansion, expand, rerank
 
-__all__ = ["Match", "Options", "Results", "find_duplicates", "find_matches", "unit"]
+__all__ = ["NEAR_DUPLICATE", "Match", "Options", "Results", "as_query", "find_duplicates", "find_matches", "unit"]
 
+NEAR_DUPLICATE = 0.8  # measured: copies saved at quality 40 or cropped by 10 % have 0.79 to 0.97, other views less
 NEIGHBOURS = 10  # of an expansion and of database augmentation
 SHORTLIST = 400  # best results that re-ranking and database augmentation look at
 BLOCK = 256  # vectors searched at once
@@ -31,15 +35,16 @@ class Match:
     id: str
     path: str  # relative to the index's root
     score: float  # inner product with the query, however the results were ordered
-    probability: float | None  # that it shows the same thing; None if nobody has counted for this descriptor
+    probability: float | None  # how often such a score was right where the curve was fitted; None without a curve
     record: Record
     away: bool = False  # its file is not there now, but may come back with its folder
+    verified: bool = False  # do both pictures agree in more than their vectors? If not, it is merely similar
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
     matches: list[Match]  # best first
-    no_match: bool  # even the best result is probably wrong
+    no_match: bool  # by the curve, even the best result is more likely another thing
     query_vector: NDArray[np.float32]  # (D,)
     seconds: float
 
@@ -57,11 +62,27 @@ class Options:
     offset: int = 0
 
     def __post_init__(self) -> None:
-        if self.k < 1 or self.offset < 0:
-            raise InputError(f"k must be at least 1 and offset at least 0, not {self.k} and {self.offset}.")
-        for kind, name, known in (("expansion", self.expand, EXPANSIONS), ("re-ranking", self.rerank, RERANKERS)):
-            if name is not None and name not in known:
-                raise UnknownNameError(kind, name, known)
+        for name, least in (("k", 1), ("offset", 0)):
+            object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+        for kind, way, known in (("expansion", self.expand, EXPANSIONS), ("re-ranking", self.rerank, RERANKERS)):
+            if way is not None and (not isinstance(way, str) or way not in known):
+                raise UnknownNameError(kind, way, known)
+        score: Any = self.min_score
+        if score is not None and (not hasattr(score, "__float__") or math.isnan(score)):
+            raise InputError(f"min_score must be a number, the least similarity of a result, not {score!r}.")
+        where: Any = self.where
+        if where is not None and not isinstance(where, Filter):
+            raise InputError(f"where must be a Filter, such as Filter(prefix='2023', tags={{'car'}}), not {where!r}.")
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)  # any kind of whole number, and nothing that must be rounded
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+    return number
 
 
 def find_matches(
@@ -180,3 +201,17 @@ def unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
     if not norm > 0:
         raise InputError("The network finds nothing in this picture (is it of one colour?): search with another one.")
     return (vector / norm).astype(np.float32)
+
+
+def as_query(vector: Any, dim: int) -> NDArray[np.float32]:
+    """A vector that a caller gave, as a list, an array or a tensor, of any length but 0: a unit vector (D,)."""
+    try:
+        values = np.asarray(vector, np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor that wants to be detached
+        raise InputError(f"A {type(vector).__name__} is no vector ({error}): give {dim} numbers.") from error
+    if values.shape != (dim,):
+        raise InputError(f"The vectors of this index have shape ({dim},), not {values.shape}.")
+    length = float(np.linalg.norm(values))
+    if not 0 < length < math.inf:
+        raise InputError(f"A vector of length {length} has no direction: give finite numbers, not all of them 0.")
+    return (values / length).astype(np.float32)

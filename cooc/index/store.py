@@ -31,6 +31,7 @@ REMEMBERED = timedelta(days=90)  # how long the tags of removed pictures are kep
 Vectors = NDArray[np.float32]
 STORAGES = ("float32", "float16", "int8", "int4", "pq")  # what an engine may keep of a vector, most precise first
 
+_ID = re.compile(r"[0-9a-f]{32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TAKEN = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d)?")
 _MOMENT = re.compile(r"\d{4}(-\d\d(-\d\d(T\d\d(:\d\d(:\d\d)?)?)?)?)?")
@@ -63,11 +64,10 @@ def path_text(data: bytes) -> str:
 
 
 def id_bytes(name: str) -> bytes:
-    """An id of an image as its 16 bytes."""
-    try:
-        return bytes.fromhex(name)
-    except ValueError:
-        raise InputError(f"{name!r} is no id of an image: 32 digits 0-9a-f are expected.") from None
+    """An id of an image as its 16 bytes. There is one way to write it, so that ids may be compared as they are."""
+    if not isinstance(name, str) or not _ID.fullmatch(name):
+        raise InputError(f"{name!r} is no id of an image: 32 digits 0-9a-f are expected.")
+    return bytes.fromhex(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +171,14 @@ class Filter:
     tags: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        if self.prefix is not None and not isinstance(self.prefix, str):
+            raise InputError(f"{self.prefix!r} is no folder of an index: write its path below the root as text.")
         for moment in (self.taken_from, self.taken_to):
-            if moment is not None and not _MOMENT.fullmatch(moment):
+            if moment is not None and not (isinstance(moment, str) and _MOMENT.fullmatch(moment)):
                 raise InputError(f"{moment!r} is no date: write 2023, 2023-07, 2023-07-14 or 2023-07-14T12:00.")
-        check_tags(self.tags)
+        tags = list(several(self.tags))
+        check_tags(tags)
+        object.__setattr__(self, "tags", frozenset(tags))
 
     @property
     def folder(self) -> bytes:
@@ -312,6 +316,15 @@ class Store(Protocol):
     ) -> None: ...
 
 
+def several(given: Any) -> Iterable[Any]:
+    """Paths or tags, which may also be given alone: then it is that one, never its letters."""
+    if isinstance(given, (str, os.PathLike)):
+        return (given,)
+    if not isinstance(given, Iterable):
+        raise InputError(f"{given!r} is neither a name nor a list of names.")
+    return given
+
+
 def damaged_vector(index: str, images: Mapping[str, str]) -> VectorDamagedError:
     """For images (id -> path) whose vectors are not what was written to `index`."""
     names = sorted(images.values())
@@ -352,7 +365,7 @@ def given_back(records: Iterable[Record], kept: Iterable[Forgotten]) -> tuple[li
 
 def check_tags(tags: Iterable[str]) -> None:
     for tag in tags:
-        if not tag or not tag.isprintable():
+        if not isinstance(tag, str) or not tag or not tag.isprintable():
             raise InputError(f"{tag!r} is no tag: it must have at least one character, all of them printable.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from cooc.errors import BoxError
 
@@ -11,23 +12,35 @@ __all__ = ["Box", "check_box", "clip", "parse_box"]
 
 Box = tuple[float, float, float, float]
 
+HOW = "Write four numbers as x0,y0,x1,y1, in pixels."
+
 
 def parse_box(text: str) -> Box:
     """'x0,y0,x1,y1' -> Box."""
     try:
         x0, y0, x1, y1 = map(float, text.split(","))
     except ValueError:
-        raise BoxError(f"{text!r} is not a box. Write four numbers as x0,y0,x1,y1, in pixels.") from None
+        raise BoxError(f"{text!r} is not a box. {HOW}") from None
     return check_box((x0, y0, x1, y1))
 
 
-def check_box(box: Box) -> Box:
-    x0, y0, x1, y1 = box
-    if not all(map(math.isfinite, box)):
-        raise BoxError(f"Box {_show(box)} is not finite. Write four numbers as x0,y0,x1,y1, in pixels.")
+def check_box(box: Any) -> Box:
+    """Whatever a caller gave as a box: a tuple, a list, an array, a tensor of four numbers; or why it is none."""
+    try:
+        values = tuple(box)
+    except TypeError:
+        values = ()
+    if len(values) != 4 or not all(hasattr(value, "__float__") for value in values):  # a text has none
+        raise BoxError(f"{box!r} is not a box. {HOW}")
+    try:
+        x0, y0, x1, y1 = map(float, values)
+    except (TypeError, ValueError, OverflowError):  # an array of several values, a number of 400 digits
+        raise BoxError(f"{box!r} is not a box. {HOW}") from None
+    if not all(map(math.isfinite, (x0, y0, x1, y1))):
+        raise BoxError(f"Box {_show((x0, y0, x1, y1))} is not finite. {HOW}")
     if x1 <= x0 or y1 <= y0:
-        raise BoxError(f"Box {_show(box)} is empty. x1 must be larger than x0, and y1 larger than y0.")
-    return box
+        raise BoxError(f"Box {_show((x0, y0, x1, y1))} is empty. x1 must be larger than x0, and y1 larger than y0.")
+    return x0, y0, x1, y1
 
 
 def clip(box: Box, width: int, height: int, name: str) -> tuple[int, int, int, int]:

@@ -14,7 +14,7 @@ the whole batch, since a loss is a sum over tuples.
 from __future__ import annotations
 
 import dataclasses
-import resource
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -295,4 +295,8 @@ def _writer(folder: Path) -> Writer:
 def _peak(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try:
+        import resource
+    except ImportError:  # Windows does not tell
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -2,11 +2,10 @@
 
 import { Problem, call, onLogin, search, thumbnail, url } from "./api.js";
 import { BoxEditor } from "./box.js";
-import { Compare, percent } from "./compare.js";
+import { Compare } from "./compare.js";
 
 const $ = (id) => document.getElementById(id);
 const PAGE = 30; // results asked for at once
-const LIKELY = 0.5;
 
 const state = {
   query: null, // { pictures: [{ blob or id, url, width, height, box }], active }
@@ -91,10 +90,9 @@ async function results(signal) {
   const found = await search(state.query, { ...options(), k: PAGE, offset }, signal, busy);
   state.next = found.next_offset;
   if (!offset) {
-    const best = found.matches[0];
-    const chance = best?.probability == null ? "" : ` Best: ${percent(best.probability)} likely.`;
-    say(best ? `${found.no_match ? "Nearest pictures" : "Best matches first"}, in ${found.seconds.toFixed(2)} s.${chance}` : "");
-    if (found.no_match && best) noMatch();
+    const any = found.matches.length;
+    say(any ? `Most similar pictures first, in ${found.seconds.toFixed(2)} s.` : "");
+    if (found.no_match && any) noMatch();
   }
   return found.matches;
 }
@@ -110,27 +108,27 @@ async function collection(signal, first) {
 
 function card(match, at) {
   const element = $("card").content.firstElementChild.cloneNode(true);
-  const { width, height, path, probability, score } = match;
+  const { width, height, path } = match;
   element.style.setProperty("--ratio", Math.min(Math.max(width / height, 0.6), 2.4).toFixed(4));
   const image = element.querySelector("img");
   image.src = thumbnail(match.id, devicePixelRatio > 1.5 || width > 2 * height ? 640 : 320);
   image.addEventListener("error", () => element.classList.add("gone"));
-  const chance = element.querySelector(".chance");
-  if (probability != null) {
-    chance.textContent = percent(probability);
-    chance.classList.add(probability >= LIKELY ? "likely" : "unlikely");
-    chance.title = "How likely it shows the same thing";
-  } else if (score != null) {
-    chance.textContent = score.toFixed(2);
-    chance.title = "Similarity: 1 is the same picture";
-  }
+  const mark = element.querySelector(".mark");
+  mark.textContent = said(match);
+  mark.classList.toggle("verified", Boolean(match.verified));
   const [by, why] = element.querySelectorAll("button");
   by.title = path;
-  by.setAttribute("aria-label", `Search by ${path}${chance.textContent && `, ${chance.title.toLowerCase()}: ${chance.textContent}`}`);
+  by.setAttribute("aria-label", `Search by ${path}${mark.textContent && `, ${mark.textContent}`}`);
   by.addEventListener("click", () => searchBy(match));
-  why.setAttribute("aria-label", `Why does ${path} match?`);
+  why.setAttribute("aria-label", `Why is ${path} similar?`);
   why.addEventListener("click", () => compare.open(state.query.pictures[state.query.active], state.matches, at));
   return element;
+}
+
+// What may be said of a result: vectors alone show that it is similar, never that it is the same.
+function said({ score, verified }) {
+  if (score == null) return ""; // a picture of the collection, nothing was looked for
+  return verified ? "verified" : `similar ${score.toFixed(2)}`;
 }
 
 function waitingCard(_, i) {
@@ -224,7 +222,7 @@ const clear = ["Clear the filters", clearFilters];
 function noMatch() {
   const tips = ["Draw a box around the thing itself.", "Try another photo of it, or add one."];
   if (filtered()) tips.unshift("Look in the whole collection: there are filters.");
-  notice("Nothing in this collection seems to show the same thing. These pictures are the nearest.", tips, filtered() ? [clear] : []);
+  notice("Nothing in this collection seems to show the same thing. These pictures are merely similar.", tips, filtered() ? [clear] : []);
 }
 
 function nothing() {

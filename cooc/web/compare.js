@@ -75,7 +75,7 @@ export class Compare {
       if (heat) host.append(heatOver(shares, box ?? [0, 0, width, height], width, height));
       if (shares.box) {
         const here = framed(shares.box, { width, height }, "here");
-        here.title = "It is here";
+        here.title = "Most of the score comes from here";
         host.append(here);
       }
     }
@@ -96,15 +96,9 @@ function framed(box, { width, height }, kind) {
   return place(frame, box, width, height);
 }
 
-function sentence({ score, exact, match: { box } }, { probability }) {
-  const chance = probability == null ? "" : ` Pictures with such a score show the same thing in ${percent(probability)} of cases.`;
+function sentence({ score, exact, match: { box } }, { verified }) {
+  const limit = verified ? "" : " It was not verified that both show the same thing.";
   const sum = exact ? "The shares of all places add up to it." : "Shares by the derivative, since this pooling is no sum.";
-  const here = box ? " The frames hold most of them." : " No place speaks for a match.";
-  return `The score is ${score.toFixed(3)}. ${sum}${here}${chance}`;
-}
-
-export function percent(probability) {
-  if (probability > 0.995) return ">\u202f99\u202f%";
-  if (probability < 0.005) return "<\u202f1\u202f%";
-  return `${Math.round(100 * probability)}\u202f%`;
+  const here = box ? " The frames hold most of them." : " No place speaks for it.";
+  return `The similarity is ${score.toFixed(3)}. ${sum}${here}${limit}`;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import inspect
 import io
 import json
 import logging
@@ -27,11 +28,11 @@ import httpx
 import numpy as np
 import pytest
 import schemathesis
+import typer
 from hypothesis import HealthCheck, Phase, given, settings
 from PIL import Image
 from schemathesis.checks import not_a_server_error
 from starlette.exceptions import HTTPException
-from typer.testing import CliRunner
 
 from cooc.api import Settings, create_app
 from cooc.api.limits import Pool, RateLimit
@@ -42,10 +43,12 @@ from cooc.cli import app as commands
 from cooc.errors import InputError
 from cooc.image_search import ImageSearch
 from cooc.index.calibration import Calibration
-from cooc.index.store import Record
+from cooc.index.shortlist import NEAR_DUPLICATE
+from cooc.index.store import Filter, Record
 from cooc.pictures.decoders import Decoders
 from cooc.reranking import EXPANSIONS, RERANKERS
 from tests.serving import PHOTOS, encoded, make_index, photo, serving, views, write_collection
+from tests.shell import Shell
 
 ROOT = Path(__file__).parents[2]
 API = "/api/v1"
@@ -219,6 +222,20 @@ def test_near_duplicates_of_a_folder(client: httpx.Client) -> None:
     assert groups["groups"]
 
 
+def test_near_duplicates_are_one_thing_everywhere(client: httpx.Client, search: ImageSearch) -> None:
+    """The library, the command line and both routes begin at the same similarity."""
+    routes = client.get(f"{API}/openapi.json").json()["paths"]
+    for path in ("near-duplicates", "images/{id}/near-duplicates"):
+        parameters = {one["name"]: one for one in routes[f"{API}/{path}"]["get"]["parameters"]}
+        assert parameters["threshold"]["schema"]["default"] == NEAR_DUPLICATE
+    assert inspect.signature(ImageSearch.duplicates).parameters["threshold"].default == NEAR_DUPLICATE
+    (help,) = (p.help for p in typer.main.get_command(commands).commands["duplicates"].params if p.name == "threshold")  # type: ignore[attr-defined]
+    assert f"[default: {NEAR_DUPLICATE}]" in help
+    groups = client.get(f"{API}/near-duplicates", params={"folder": "space"}).json()["groups"]
+    wanted = search.duplicates(where=Filter("space"))
+    assert [[one["path"] for one in group] for group in groups] == [[one.path for one in group] for group in wanted]
+
+
 def test_probabilities_and_no_match(search: ImageSearch, serve: Callable[..., httpx.Client]) -> None:
     client = serve()
     search.calibration = Calibration(slope=200, offset=-198)  # likely from a score of 0.99 on
@@ -226,6 +243,7 @@ def test_probabilities_and_no_match(search: ImageSearch, serve: Callable[..., ht
         found = client.post(f"{API}/search", files=upload()).json()
         assert not found["no_match"]
         assert found["matches"][0]["probability"] > 0.5
+        assert not any(match["verified"] for match in found["matches"])
         noise = Image.effect_noise((96, 96), 90).convert("RGB")
         found = client.post(f"{API}/search", files={"image": ("noise.png", encoded(noise))}).json()
         assert found["no_match"]
@@ -437,6 +455,37 @@ def test_options_out_of_range(client: httpx.Client, query: str) -> None:
     assert query.partition("=")[0] in answer.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "k=2.5",
+        "k=many",
+        "min_score=nan",
+        "min_score=high",
+        "offset=1e3",
+        "folder=%00",
+        "folder=%ff%fe",
+        "folder=/../..",
+        "tag=",
+        "tag=%0A",
+        "tag=%00",
+        "taken_from=2023-99-99",
+        "box=1,2,3",
+        "box=1,2,3,4,5",
+        "box=3,3,1,1",
+        "box=%00",
+        "box=999999,999999,999999.5,999999.5",
+    ],
+)
+def test_odd_values_are_the_client_s_error(client: httpx.Client, query: str) -> None:
+    id = ids(client)["animals/cat-0.jpg"]
+    for path in (f"images/{id}/similar", "near-duplicates", "images", "folders", f"images/{id}/explanation"):
+        answer = client.get(f"{API}/{path}?{query}")
+        assert answer.status_code in (200, 422), f"{path}: {answer.text}"
+    answer = client.get(f"{API}/images/{id.upper()}/similar")
+    assert answer.status_code == (200 if id.isdigit() else 422)
+
+
 def test_unknown_ids(client: httpx.Client) -> None:
     for path in ("similar", "file", "thumbnail", f"explanation?query={'0' * 32}", "near-duplicates"):
         answer = client.get(f"{API}/images/{'0' * 32}/{path}")
@@ -537,7 +586,7 @@ def test_a_session_for_browsers(serve: Callable[..., httpx.Client]) -> None:
     assert client.get(f"{API}/status", headers={"Cookie": 'cooc_session="\\'}).status_code == 401
 
 
-def test_other_hosts_demand_a_token() -> None:
+def test_other_hosts_demand_a_token(cooc: Shell) -> None:
     for host in ("127.0.0.1", "::1", "localhost"):
         check_host(host, None)
     for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"):
@@ -546,9 +595,9 @@ def test_other_hosts_demand_a_token() -> None:
         check_host(host, TOKEN)
     with pytest.raises(InputError, match="16 characters"):
         Settings(token="short")
-    result = CliRunner().invoke(commands, ["serve", "--host", "0.0.0.0", "--index", "nowhere"])
-    assert isinstance(result.exception, InputError)
-    assert "needs a token" in str(result.exception)
+    refused = cooc("serve", "--host", "0.0.0.0", "--index", "nowhere")
+    assert refused.code == 2
+    assert "needs a token" in refused.err
 
 
 def test_foreign_names_and_origins(client: httpx.Client) -> None:

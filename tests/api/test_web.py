@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from cooc.api import Settings, create_app
 from cooc.explanation.heatmaps import RAMP
@@ -106,7 +106,7 @@ def keep(page: Page, name: str) -> None:
 
 def give(page: Page, name: str = "things/coffee", side: int = 400) -> None:
     page.set_input_files("#file", {"name": "q.png", "mimeType": "image/png", "buffer": encoded(photo(name, side))})
-    expect(page.locator(".card .chance").first).to_be_visible()
+    expect(page.locator(".card .mark").first).to_be_visible()
 
 
 def drag(page: Page, x0: float, y0: float, x1: float, y1: float) -> None:
@@ -131,11 +131,44 @@ def test_welcome_and_upload(visit: Visit) -> None:
     assert len(names(page)) == 18
     keep(page, "welcome")
     give(page)
-    expect(page.locator("#summary")).to_contain_text("Best matches first")
+    expect(page.locator("#summary")).to_contain_text("Most similar pictures first")
     assert names(page)[0] == "things/coffee-0.jpg"
-    expect(page.locator(".card .chance").first).to_have_text(re.compile(r"\d+\s%"))
     expect(page.locator("#welcome")).to_be_hidden()
     keep(page, "results")
+
+
+def test_what_is_not_verified_is_only_similar(visit: Visit, search: ImageSearch) -> None:
+    """By vectors alone nothing is ticked, no percentage is shown and no match is claimed, however high the score."""
+    page = visit()
+    give(page)
+    scores = [match.score for match in search.search(encoded(photo("things/coffee", 400)), k=18).matches]
+    expect(page.locator(".card .mark")).to_have_text([f"similar {score:.2f}" for score in scores])
+    assert page.evaluate("getComputedStyle(document.querySelector('.mark'), '::before').content") == "none"
+    page.locator(".card").first.hover()
+    page.get_by_role("button", name="Why is").first.click()
+    expect(page.locator("#why")).to_contain_text("not verified")
+    told = page.evaluate(
+        """() => document.body.innerText + [...document.querySelectorAll("[aria-label], [title]")]
+        .map(e => `${e.getAttribute("aria-label")} ${e.title}`).join()"""
+    )
+    assert not re.search(r"\bmatch|%|likely", told, re.IGNORECASE)
+
+
+def test_what_is_verified_is_ticked(visit: Visit) -> None:
+    """As a server will answer that has verified the first result."""
+    page = visit()
+
+    def verified(route: Route) -> None:
+        answer = route.fetch()
+        found = answer.json()
+        found["matches"][0]["verified"] = True
+        route.fulfill(response=answer, json=found)
+
+    page.route("**/search?*", verified)
+    give(page)
+    expect(page.locator(".card .mark").nth(0)).to_have_text("verified")
+    assert "\u2713" in page.evaluate("getComputedStyle(document.querySelector('.mark'), '::before').content")
+    expect(page.locator(".card .mark").nth(1)).to_have_text(re.compile("similar"))
 
 
 def test_rows_are_justified(visit: Visit) -> None:
@@ -163,7 +196,7 @@ def test_drop_and_paste(visit: Visit) -> None:
     page.dispatch_event("body", "dragover", {"dataTransfer": transfer})
     expect(page.locator("body")).to_have_class(re.compile("dropping"))
     page.dispatch_event("body", "drop", {"dataTransfer": transfer})
-    expect(page.locator("#summary")).to_contain_text("Best")
+    expect(page.locator("#summary")).to_contain_text("Most similar")
     assert names(page)[0].startswith("animals/cat")
     other = visit()
     names(other)
@@ -171,7 +204,7 @@ def test_drop_and_paste(visit: Visit) -> None:
         t.items.add(new File([new Uint8Array(data)], "cat.png", { type: "image/png" }));
         window.dispatchEvent(new ClipboardEvent("paste", { clipboardData: t })); }"""
     other.evaluate(pasted, data)
-    expect(other.locator("#summary")).to_contain_text("Best")
+    expect(other.locator("#summary")).to_contain_text("Most similar")
     assert names(other)[0].startswith("animals/cat")
 
 
@@ -228,7 +261,7 @@ def test_click_through_and_back(visit: Visit) -> None:
     page = visit()
     names(page)
     page.get_by_role("button", name="Search by space/rocket-0.jpg").click()
-    expect(page.locator("#summary")).to_contain_text("Best")
+    expect(page.locator("#summary")).to_contain_text("Most similar")
     found = names(page)
     assert "space/rocket-0.jpg" not in found
     assert found[0].startswith("space/rocket")
@@ -260,7 +293,7 @@ def test_explanation(visit: Visit) -> None:
     page.wait_for_timeout(400)
     names(page)
     page.locator(".card").nth(1).hover()
-    page.get_by_role("button", name=f"Why does {names(page)[1]} match?").click()
+    page.get_by_role("button", name=f"Why is {names(page)[1]} similar?").click()
     dialog = page.get_by_role("dialog")
     expect(dialog.locator("#why")).to_contain_text("add up to it")
     expect(dialog.locator(".here")).to_have_count(2)
@@ -304,7 +337,7 @@ def test_no_match(visit: Visit) -> None:
     page.set_input_files("#file", {"name": "noise.png", "mimeType": "image/png", "buffer": noise})
     expect(page.locator("#notice")).to_contain_text("Nothing in this collection seems to show the same thing")
     expect(page.locator("#notice")).to_contain_text("Draw a box")
-    expect(page.locator("#summary")).to_contain_text("Nearest pictures")
+    expect(page.locator("#notice")).to_contain_text("merely similar")
     keep(page, "no-match")
 
 
@@ -323,7 +356,7 @@ def test_errors_help(visit: Visit) -> None:
     expect(page.locator("#notice")).to_contain_text("cannot be reached")
     page.context.set_offline(False)
     page.get_by_role("button", name="Try again").click()
-    expect(page.locator("#summary")).to_contain_text("Best")
+    expect(page.locator("#summary")).to_contain_text("Most similar")
 
 
 def test_a_busy_server_is_asked_again(visit: Visit, search: ImageSearch) -> None:
@@ -339,7 +372,7 @@ def test_a_busy_server_is_asked_again(visit: Visit, search: ImageSearch) -> None
             page.set_input_files("#file", {"name": "q.png", "mimeType": "image/png", "buffer": picture})
             expect(page.locator("#summary")).to_contain_text("busy")
         assert first.result().status_code == 200
-        expect(page.locator("#summary")).to_contain_text("Best")
+        expect(page.locator("#summary")).to_contain_text("Most similar")
 
 
 def test_endless_scroll(visit: Visit, search: ImageSearch, tmp_path: Path) -> None:
@@ -351,7 +384,7 @@ def test_endless_scroll(visit: Visit, search: ImageSearch, tmp_path: Path) -> No
         names(page)
         assert page.locator(".card").count() <= 60
         page.locator(".card .by").first.click()
-        expect(page.locator("#summary")).to_contain_text("Best")
+        expect(page.locator("#summary")).to_contain_text("Most similar")
         while page.locator(".card:not(.waiting)").count() < 69:
             page.mouse.wheel(0, 3000)
             page.wait_for_timeout(50)
@@ -365,7 +398,7 @@ def test_keyboard_alone(visit: Visit) -> None:
     names(page)
     page.locator(".card .by").first.focus()
     page.keyboard.press("Enter")
-    expect(page.locator("#summary")).to_contain_text("Best")
+    expect(page.locator("#summary")).to_contain_text("Most similar")
     assert page.evaluate("document.activeElement.id") == "results"
     names(page)
     page.keyboard.press("Tab")
@@ -396,6 +429,11 @@ def test_phone(visit: Visit) -> None:
     give(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     keep(page, "phone-results")
+    for card in page.locator(".card").all():
+        mark, why = card.locator(".mark").bounding_box(), card.locator(".why").bounding_box()
+        assert mark
+        assert why
+        assert mark["y"] + mark["height"] <= why["y"]  # neither lies over the other
     page.get_by_role("button", name=re.compile("Why")).first.tap()
     expect(page.get_by_role("dialog").locator(".here")).to_have_count(2)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 from benchmarks import speed as module
-from benchmarks.commands.speed import speed
 from benchmarks.speed import FORMS, Options, compact_bilinear_fft, run_speed, targets, write_speed
 from benchmarks.timing import LEAST, MOST, measure, sampler
 from cooc.errors import InputError, UnknownNameError
 from cooc.pooling import compact_bilinear, sketch_hashes
+from tests.shell import Shell
 
 ROW = {"section", "name", "channels", "batch", "ms", "low", "high", "ratio", "floor", "error", "note"}
 QUICK = tuple(form for form in FORMS if form != "compiled")  # compiling takes longer than all the rest together
@@ -180,27 +178,24 @@ def test_wrong_options(change: dict[str, Any], error: type[Exception], words: st
 
 
 class TestCommand:
-    app = typer.Typer()
-    app.command()(speed)
     ARGUMENTS = ("--device", "cpu", "--channels", "8", "--batches", "2", "--picture", "96x64", "--seconds", "0.001")
     FORMS = ("--forms", "closed form,convolution float32,convolution bfloat16")
 
-    def test_tables(self, tmp_path: Path) -> None:
-        run = CliRunner().invoke(self.app, [*self.ARGUMENTS, *self.FORMS, "--results", str(tmp_path)])
-        assert run.exit_code == 0, run.output
+    def test_tables(self, benchmarks: Shell, tmp_path: Path) -> None:
+        run = benchmarks("speed", *self.ARGUMENTS, *self.FORMS, "--results", tmp_path)
+        assert run.code == 0, run
         for words in ("closed form", "convolution float32", "C_T at 24 x 32", "FFT", "network", "pictures of 96 x 64"):
-            assert words in run.output
-        assert "share of the network's time" in run.output
+            assert words in run.out
+        assert "share of the network's time" in run.out
         assert json.loads((tmp_path / "speed-cpu.json").read_text())["device"] == "cpu"
 
-    def test_json(self, tmp_path: Path) -> None:
-        arguments = [*self.ARGUMENTS, "--sections", "sketch", "--results", str(tmp_path), "--json"]
-        run = CliRunner().invoke(self.app, arguments)
-        assert run.exit_code == 0, run.output
-        assert json.loads(run.stdout) == json.loads((tmp_path / "speed-cpu.json").read_text())
+    def test_json(self, benchmarks: Shell, tmp_path: Path) -> None:
+        run = benchmarks("speed", *self.ARGUMENTS, "--sections", "sketch", "--results", tmp_path, "--json")
+        assert run.code == 0, run
+        assert run.json == json.loads((tmp_path / "speed-cpu.json").read_text())
 
-    def test_wrong_numbers(self, tmp_path: Path) -> None:
+    def test_wrong_numbers(self, benchmarks: Shell, tmp_path: Path) -> None:
         for arguments in (["--picture", "1024"], ["--channels", "a,b"]):
-            run = CliRunner().invoke(self.app, [*arguments, "--results", str(tmp_path)])
-            assert isinstance(run.exception, InputError)
-            assert arguments[0] in str(run.exception)
+            run = benchmarks("speed", *arguments, "--results", tmp_path)
+            assert run.code == 2
+            assert arguments[0] in run.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import os
@@ -22,10 +21,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
+from cooc.cli import searching
 from cooc.cli.showing import blocks, shown, thumbnail
 from cooc.descriptor import Descriptor
-from cooc.index import calibration, open_store
+from cooc.image_search import ImageSearch
+from cooc.index import open_store
 from cooc.index.calibration import Calibration
 from tests.labelled import write_labelled_folder
 from tests.shell import Shell
@@ -94,24 +96,51 @@ def test_the_index_is_found(cooc: Shell, photos: Path, monkeypatch: pytest.Monke
     assert cooc("status", "--json").json["root"] == str(photos)
 
 
-def test_table_says_scores_and_that_there_is_no_probability(cooc: Shell, indexed: Path) -> None:
+def test_table_says_similar(cooc: Shell, indexed: Path) -> None:
     found = cooc("search", indexed / "arch_000000.jpg", "--index", indexed / ".cooc", "-k", 2, "--no-thumbnails")
-    assert re.search(r"1 +1\.000 +- +arch_000000\.jpg", found.out)
-    assert "not been calibrated" in found.err
+    assert re.search(r"1 +similar 1\.000 +arch_000000\.jpg", found.out)
+    assert "no calibration" in found.err
 
 
-def test_no_match_is_said(cooc: Shell, indexed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    curve = functools.partial(Calibration, 10.0)
-    words = ("search", indexed / "arch_000000.jpg", "--index", indexed / ".cooc", "--no-thumbnails")
-    monkeypatch.setattr(calibration, "find", lambda space: curve(-20.0))
-    assert "No match in here" in cooc(*words).out
+@pytest.mark.parametrize("width", [40, 80, None])
+def test_a_long_name_leaves_room_for_the_score(
+    cooc: Shell, photos: Path, monkeypatch: pytest.MonkeyPatch, width: int | None
+) -> None:
+    """In a terminal it takes several lines; in a pipe it stays whole."""
+    name = f"{'long ' * 40}name.jpg"
+    (photos / "arch_000000.jpg").rename(photos / name)
+    cooc("index", photos, "-q")
+    if width is not None:
+        monkeypatch.setattr(searching, "out", Console(highlight=False, width=width, force_terminal=True, no_color=True))
+    found = cooc("search", photos / name, "--index", photos / ".cooc", "-k", 1, "--no-thumbnails")
+    table = re.sub(r"\x1b\[[^m]*m|\x1b\]8;[^\x1b]*\x1b\\", "", found.out.partition("picture")[2])
+    assert "1  similar 1.000  long" in table
+    assert "".join(table.replace("similar 1.000", "").split())[1:] == name.replace(" ", "")
+    if width is None:
+        assert name in table
+
+
+def keep(photos: Path, curve: Calibration) -> None:
+    with ImageSearch.open(photos / ".cooc", write=True) as search:
+        search.calibrate(curve)
+
+
+def test_no_match_is_said(cooc: Shell, photos: Path, tmp_path: Path) -> None:
+    words = ("search", photos / "arch_000000.jpg", "--index", photos / ".cooc", "--no-thumbnails")
+    keep(photos, Calibration(10.0, -20.0))
+    assert "merely similar" in cooc(*words).out
     page = tmp_path / "page.html"
     assert cooc(*words, "--json", "--html", page).json["no_match"] is True
-    assert "No match in here" in page.read_text()
-    monkeypatch.setattr(calibration, "find", lambda space: curve(-5.0))
-    found = cooc(*words)
-    assert "No match" not in found.out
-    assert "99%" in found.out
+    assert "merely similar" in page.read_text()
+    keep(photos, Calibration(10.0, -5.0))
+    found = cooc(*words, "--html", page)
+    assert "merely" not in found.out
+    for told in (found.out, re.sub(r"<style>.*?</style>|base64,[^\"]*", "", page.read_text(), flags=re.DOTALL)):
+        assert "similar 1.000" in told
+        assert not re.search(r"\bmatch|%", told)
+    first = cooc(*words, "--json").json["matches"][0]
+    assert first["probability"] == pytest.approx(Calibration(10.0, -5.0)(first["score"]))
+    assert first["verified"] is False
 
 
 def test_options_change_the_ranking(cooc: Shell, photos: Path) -> None:
@@ -439,27 +468,6 @@ def test_ctrl_c(photos: Path) -> None:
     assert process.returncode == (130 if last["interrupted"] else 0)
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1])["images"] == 19
-
-
-# probabilities
-
-
-def test_calibrate(cooc: Shell, tmp_path: Path) -> None:
-    folder = write_labelled_folder(tmp_path / "things")
-    curves, results = tmp_path / "curves.json", tmp_path / "results"
-    words = ("-r", RECIPE, "-o", curves, "--results", results, "--cache", tmp_path / "cache", "--device", "cpu")
-    done = cooc("calibrate", folder, *words)
-    assert done.code == 0, done
-    (name,) = json.loads(curves.read_text())
-    assert name == "vgg16-caffe-chco-sct-act-raw-512"
-    report = json.loads((results / f"calibration--{name}.json").read_text())
-    assert report["slope"] > 0
-    assert report["tested on queries"] == 3
-    rng = np.random.default_rng(0)
-    np.savez(tmp_path / f"{RECIPE}.npz", database=rng.normal(size=(9, 4)), queries=rng.normal(size=(5, 4)))
-    refused = cooc("calibrate", folder, *words, "--vectors", tmp_path)
-    assert refused.code == 2
-    assert "describe them again" in refused.err
 
 
 # showing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +16,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 from cooc.activations import Activations, Backbone
-from cooc.cli import app
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError
 from cooc.explanation import draw, explain
@@ -29,6 +26,7 @@ from cooc.pooling import POOLINGS
 from cooc.recipes import MULTI_SCALE, DescriptorConfig
 from cooc.whitening import Whitening
 from tests.reference import explanation as reference
+from tests.shell import Shell
 
 CHANNELS, STRIDE = 10, 8
 
@@ -208,22 +206,20 @@ def test_it_is_there(recipe: str) -> None:
     assert on > 0.6 * np.maximum(why.match.map, 0).sum()
 
 
-def test_explain_command(tmp_path: Path) -> None:
+def test_explain_command(cooc: Shell, tmp_path: Path) -> None:
     cup, ground = scene((320, 256), (160, 32))
     cup.save(tmp_path / "cup.png")
     ground.save(tmp_path / "ground.png")
     files = [str(tmp_path / name) for name in ("cup.png", "ground.png")]
     target = tmp_path / "why.png"
-    result = CliRunner().invoke(app, ["explain", *files, "-o", str(target), "-r", "paper-linear", "--json"])
-    assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
+    result = cooc("explain", *files, "-o", target, "-r", "paper-linear", "--json")
+    assert result.code == 0, result
+    told = result.json
     assert told["exact"] is True
     assert np.sum(told["match"]["map"]) == pytest.approx(told["score"], abs=1e-4)
     with Image.open(target) as page:
         assert page.width > 500
-    result = CliRunner().invoke(app, ["explain", *files, "-o", str(tmp_path / "why.txt")])
-    assert result.exit_code == 1
-    assert isinstance(result.exception, InputError)
+    assert cooc("explain", *files, "-o", tmp_path / "why.txt").code == 2
 
 
 def test_spread_keeps_the_sum() -> None:

@@ -12,9 +12,7 @@ import ray
 from PIL import Image
 from ray.cluster_utils import Cluster
 from torch import Tensor
-from typer.testing import CliRunner
 
-from cooc.cli import app
 from cooc.descriptor import Descriptor
 from cooc.errors import CoocError, InputError, StoreMismatchError
 from cooc.image_search import ImageSearch
@@ -24,6 +22,7 @@ from cooc.index.examine import Candidate
 from cooc.index.ray import OnRay, Worker
 from cooc.index.report import Problem, Report
 from cooc.pictures import Folder
+from tests.shell import Shell
 from tests.starving import BROKEN
 from tests.tiny import BACKBONE, RECIPE, descriptor, make_descriptor, write_photos
 
@@ -195,9 +194,8 @@ def test_no_cluster_is_needed_where_nothing_changed(photos: Path, tmp_path: Path
         assert (report.unchanged, report.bad) == (60, 2)
 
 
-def test_command(cluster: Cluster, tmp_path: Path) -> None:
+def test_command(cluster: Cluster, cooc: Shell, tmp_path: Path) -> None:
     write_photos(tmp_path / "photos", 5)
     recipe = f"paper-linear+backbone={BACKBONE}+raw+size=64"
     command = ["index", str(tmp_path / "photos"), "--recipe", recipe, "--engine", "ray", "--workers", "1"]
-    result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert "5 described" in result.output
+    assert "5 described" in cooc(*command).out

@@ -16,16 +16,15 @@ import numpy as np
 import pytest
 from moto.server import ThreadedMotoServer
 from PIL import Image
-from typer.testing import CliRunner
 
 from cooc.api import Settings, create_app
-from cooc.cli import app
 from cooc.errors import InputError
 from cooc.image_search import ImageSearch
 from cooc.pictures import Entry, Folder, Objects, Tars, open_collection
 from cooc.pictures import objects as objects_module
 from cooc.pictures.decode import load_image
 from tests.serving import serving
+from tests.shell import Shell
 from tests.tiny import RECIPE, descriptor, write_photos
 
 BUCKET = "pictures"
@@ -298,14 +297,14 @@ def test_tars_in_a_bucket(bucket: Any, tmp_path: Path) -> None:
 # Commands and the server
 
 
-def test_commands(bucket: Any, tmp_path: Path) -> None:
+def test_commands(bucket: Any, cooc: Shell, tmp_path: Path) -> None:
     upload(bucket, {f"photos/{i}.jpg": data for i, data in enumerate(photos(tmp_path, 3))})
     index, url = str(tmp_path / "index"), f"s3://{BUCKET}/photos"
 
     def run(*words: str) -> str:
-        result = CliRunner().invoke(app, list(words), catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return result.output
+        result = cooc(*words)
+        assert result.code == 0, result
+        return result.out
 
     assert "3 described" in run("index", url, "--index", index, "--recipe", RECIPE)
     query = str(tmp_path / "files-0/01.jpg")
@@ -316,8 +315,9 @@ def test_commands(bucket: Any, tmp_path: Path) -> None:
     tile = np.asarray(Image.open(sheet).convert("RGB"))[12:232, 12 + 232 : 12 + 452]  # the first result
     assert len(np.unique(tile.reshape(-1, 3), axis=0)) > 100  # no empty frame
     assert "1.jpg" in run("search", query, "--index", index, "--thumbnails")
-    with pytest.raises(InputError, match="need --index"):
-        CliRunner().invoke(app, ["index", url], catch_exceptions=False)
+    refused = cooc("index", url)
+    assert refused.code == 2
+    assert "need --index" in refused.err
 
     write_tar(tmp_path / "0.tar", {"a.jpg": Path(query).read_bytes()})
     assert "1 described" in run("index", str(tmp_path / "0.tar"), "--index", str(tmp_path / "t"), "--recipe", RECIPE)

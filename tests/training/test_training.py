@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 from torch import Tensor
-from typer.testing import CliRunner
 
 import cooc.cli.training  # noqa: F401 (adds its commands to app)
 from cooc.cli import app
@@ -34,6 +33,7 @@ from cooc.training.train import TrainConfig, gradients, mined, train, validate
 from cooc.training.tuples import mine, tuples
 from cooc.training.verification import all_pairs, shared_layout, verify
 from cooc.whitening import fit_pca
+from tests.shell import shell
 
 C = 6
 CPU = torch.device("cpu")
@@ -684,9 +684,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result.stdout
+    result = shell(app)(*arguments)
+    assert result.code == code, result
+    return result.out
 
 
 TINY = ("--form", "factored", "--rank", 4, "--size", 96, "--epochs", 1, "--queries", 4, "--batch", 2, "--negatives", 1)
