@@ -282,23 +282,9 @@ class _Bench:
         return [job for job in jobs if job.name in self.options.forms]
 
     def _kernels(self, name: str, channels: int, batch: int) -> list[Job]:
-        inputs = self._inputs(channels, batch)
-        narrow = [A.bfloat16() for A in inputs]
-        size = channels, batch, self.positions, self.options.radius
-        forms = kernels.part(name, *size, self.device, self.bandwidth, self.rate)
-        wanted = any(form.last for form in forms)
-        last = [A.contiguous(memory_format=torch.channels_last) for A in narrow] if wanted else []
-        return [
-            Job(
-                form.name,
-                last if form.last else narrow if form.narrow else inputs,
-                form.build,
-                form.exact,
-                graph=form.graph,
-                floor=form.floor,
-            )
-            for form in forms
-        ]
+        inputs, radius = self._inputs(channels, batch), self.options.radius
+        forms = kernels.part(name, channels, self.positions, radius, self.device, self.bandwidth, self.rate)
+        return [Job(form.name, inputs, form.build, form.exact, graph=True, floor=form.floor) for form in forms]
 
     def _sketch(self, channels: int, batch: int) -> list[Job]:
         inputs = self._inputs(channels, batch)

@@ -46,10 +46,8 @@ class Activations(nn.Module):
     def __init__(self, network: nn.Module, backbone: Backbone, layer: str) -> None:
         super().__init__()
         self.network = network.eval().requires_grad_(False)
-        self.layout = _layout(network)
-        for parameter in self.network.parameters():
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=self.layout)
+        self.grouped = any(isinstance(module, nn.Conv2d) and module.groups > 1 for module in network.modules())
+        self._arrange()
         self.layer = layer
         self.channels, self.stride = backbone.layers[layer]
         self.register_buffer("mean", torch.tensor(backbone.mean).view(1, 3, 1, 1), persistent=False)
@@ -60,6 +58,21 @@ class Activations(nn.Module):
 
     def train(self, mode: bool = True) -> Activations:
         return self  # frozen: batch norm must never see "training"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
+        """.to(), .half(), .cuda(): another device may want another layout."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._arrange()
+        return self
+
+    def _arrange(self) -> None:
+        """Channels-last is the faster layout, but for depthwise convolutions on a GPU: there PyTorch gives them to
+        cuDNN, whose kernels for them are slow and planned again for each shape; in the other it has its own."""
+        on_gpu = any(parameter.is_cuda for parameter in self.network.parameters())
+        self.layout = torch.contiguous_format if on_gpu and self.grouped else torch.channels_last
+        for parameter in self.network.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=self.layout)
 
     def forward(self, images: Tensor) -> Tensor:
         if images.dim() != 4 or images.shape[1] != 3 or min(images.shape[2:]) < self.stride:
@@ -174,17 +187,6 @@ def fold_batch_norms(network: nn.Module) -> None:
             before = child
 
 
-def _layout(network: nn.Module) -> torch.memory_format:
-    """Channels-last is the faster one, but for depthwise convolutions on a GPU: in that layout PyTorch always gives
-    them to cuDNN, whose kernels for them are slow and planned anew for each shape; in the other it has its own."""
-    on_gpu = any(parameter.is_cuda for parameter in network.parameters())
-    return torch.contiguous_format if on_gpu and _grouped(network) else torch.channels_last
-
-
-def _grouped(network: nn.Module) -> bool:
-    return any(isinstance(module, nn.Conv2d) and module.groups > 1 for module in network.modules())
-
-
 # The networks
 
 
@@ -270,14 +272,16 @@ class ResNet(nn.Module):
 
 
 class SameConv2d(nn.Conv2d):
-    """TensorFlow's SAME padding, which EfficientNet-Lite was trained with: an odd pixel goes right and below."""
+    """TensorFlow's SAME padding, which EfficientNet-Lite was trained with: an odd pixel goes right and below.
+
+    It is written so that a shape's parity, which torch.export keeps as a symbol, cancels out of the shapes that follow.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        kernel, stride = self.kernel_size[0], self.stride[0]
-        total = [max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[2:]]
-        if any(n % 2 for n in total):  # what is the same on both sides costs no copy
-            x = nn.functional.pad(x, (0, total[1] % 2, 0, total[0] % 2))
-        half = [n // 2 for n in total]
+        half = self.kernel_size[0] // 2
+        if self.stride[0] == 2:  # even sides have one pixel less before them; its place behind them is not reached
+            (above, below), (left, right) = ((half - (1 - n % 2), half + (1 - n % 2)) for n in x.shape[2:])
+            x, half = nn.functional.pad(x, (left, right, above, below)), 0
         return nn.functional.conv2d(x, self.weight, self.bias, self.stride, half, self.dilation, self.groups)
 
 
