@@ -88,7 +88,7 @@ class Descriptor(nn.Module):
     def export_onnx(self, path: str | Path, *, size: tuple[int, int] | None = None) -> None:
         """The whole chain as one ONNX file: `images` uint8 (B, 3, H, W) -> `vectors` (B, D), float32, unit length.
 
-        Pictures of any size, at most `config.size` long as the recipe says: scaling them is left to the caller. R-MAC,
+        Pictures may have any size; the recipe wants them at most `config.size` long, which is left to the caller. R-MAC,
         whose regions follow from the size, is written for one: (H, W).
         """
         files = {name: Path(getattr(self.config, name)).name for name in ("filter", "whitening")}

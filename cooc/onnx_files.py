@@ -16,7 +16,7 @@ from cooc.files import write_whole
 
 __all__ = ["write_onnx"]
 
-OTHERS = ((97, 161), (230, 70), (40, 210))  # sizes that a network for any size is tried with
+OTHERS = ((161, 193), (330, 130), (129, 410))  # sizes that a network for any size is tried with
 
 
 def write_onnx(
@@ -26,7 +26,7 @@ def write_onnx(
     size: tuple[int, int] | None = None,
     about: Mapping[str, str] | None = None,
 ) -> None:
-    """`images` uint8 (B, 3, H, W) -> `vectors` (B, D), for any batch and any size, or for the given H, W alone.
+    """`images` uint8 (B, 3, H, W) -> `vectors` (B, D), for any batch and size from 128 pixels on, or for H, W alone.
 
     `about` is kept in the file's metadata.
     """

@@ -14,6 +14,7 @@ import numpy as np
 from cooc.bench.run import Options, Vectors, raw_vectors
 from cooc.datasets.retrieval import Dataset
 from cooc.errors import InputError
+from cooc.files import write_whole
 from cooc.evaluation import PROTOCOLS
 from cooc.index.calibration import calibrate
 from cooc.pictures.batches import Item
@@ -55,9 +56,7 @@ def write_curve(report: dict[str, Any], curves: Path, results: Path) -> None:
         (curves, dict(sorted(known.items()))),
         (results / f"calibration--{report['space']}.json", report),
     ):
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(file)
+        write_whole(file, json.dumps(content, indent=1) + "\n")
 
 
 def plain_vectors(dataset: Dataset, recipe: Recipe, options: Options) -> tuple[Vectors, Vectors]:

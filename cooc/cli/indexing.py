@@ -90,7 +90,9 @@ def index(
     Only new and changed pictures are described. Stop it when you like, and run it again: it goes on where it was.
     """
     from cooc.pictures import is_url
+    from cooc.pictures.malloc import keep_maps
 
+    keep_maps()
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
     for folder in folders:

