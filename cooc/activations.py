@@ -38,6 +38,7 @@ class Backbone:
     layers: Mapping[str, tuple[int, int]]
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    depthwise: bool = False  # convolutions that do little with large maps: see `cooc.pictures.malloc`
 
 
 class Activations(nn.Module):
@@ -60,8 +61,11 @@ class Activations(nn.Module):
         return self  # frozen: batch norm must never see "training"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
-        """.to(), .half(), .cuda(): another device may want another layout."""
+        """.to(), .half(), .cuda(): another device may want another layout; input is normalised in float32 or better."""
+        normal = self.mean, self.std
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        wide = torch.promote_types(next(self.network.parameters()).dtype, torch.float32)
+        self.mean, self.std = (x.to(self.mean.device, wide) for x in normal)
         self._arrange()
         return self
 
@@ -78,8 +82,8 @@ class Activations(nn.Module):
         if images.dim() != 4 or images.shape[1] != 3 or min(images.shape[2:]) < self.stride:
             shape = f"(B, 3, H, W) with sides of at least {self.stride}, one position"
             raise InputError(f"Images must be {shape}; got {tuple(images.shape)}. Pad smaller ones.")
-        x = images.to(self.mean.device)
-        x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        x = images.to(self.mean)
+        x = x / 255 if images.dtype == torch.uint8 else x
         x = ((x - self.mean) / self.std).to(next(self.network.parameters()).dtype)
         out: Tensor = self.network(x.contiguous(memory_format=self.layout))
         return out.contiguous()  # (B, C, H', W')
@@ -93,7 +97,7 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
         chosen = torch.device(device)
         torch.zeros(1, device=chosen).cpu()
         return chosen
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:  # as many ways as backends
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:  # as many ways as backends
         here = ["cpu", *(str(torch.device("cuda", i)) for i in range(torch.cuda.device_count()))]
         if (other := torch.accelerator.current_accelerator()) is not None and other.type != "cuda":
             here.append(other.type)
@@ -124,7 +128,7 @@ def build_backbone(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Activations:
-    """The named network with the given state dict; None leaves random numbers, as measuring its speed needs.
+    """The named network with the given state dict; None leaves random weights, as measuring its speed needs.
 
     `timm:NAME` is any model of timm, with the weights of the whole model; its layers have the names that timm gives.
     """
@@ -358,6 +362,7 @@ BACKBONES: dict[str, Backbone] = {
         LITE_LAYERS,
         LITE_MEAN,
         LITE_STD,
+        depthwise=True,
     ),
     "efficientnet-lite2": Backbone(
         lambda layer: EfficientNetLite((16, 24, 48, 88, 120, 208, 352), (1, 3, 3, 4, 4, 5, 1)),
@@ -365,5 +370,6 @@ BACKBONES: dict[str, Backbone] = {
         LITE_LAYERS,
         LITE_MEAN,
         LITE_STD,
+        depthwise=True,
     ),
 }

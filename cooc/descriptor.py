@@ -88,8 +88,8 @@ class Descriptor(nn.Module):
     def export_onnx(self, path: str | Path, *, size: tuple[int, int] | None = None) -> None:
         """The whole chain as one ONNX file: `images` uint8 (B, 3, H, W) -> `vectors` (B, D), float32, unit length.
 
-        Pictures may have any size; the recipe wants them at most `config.size` long, which is left to the caller. R-MAC,
-        whose regions follow from the size, is written for one: (H, W).
+        Pictures may have any size; the recipe wants them at most `config.size` long, which is left to the caller.
+        R-MAC, whose regions follow from the size, and several scales are written for one: (H, W).
         """
         files = {name: Path(getattr(self.config, name)).name for name in ("filter", "whitening")}
         about = {"cooc": json.dumps(self.config.as_dict() | files), "fingerprint": self.fingerprint}
@@ -112,7 +112,7 @@ class Descriptor(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """Of the numbers behind the config: network weights, filter and whitening. Vectors of one may be compared.
+        """Of the values behind the config: network weights, filter and whitening. Vectors of one may be compared.
 
         Weights count in bfloat16, so that a machine that computes in it may read what another wrote in float32."""
         parts = {f"backbone.{k}": v.bfloat16().float().cpu() for k, v in self.backbone.network.state_dict().items()}

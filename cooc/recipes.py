@@ -144,6 +144,11 @@ class DescriptorConfig:
         return self.backbone if self.backbone.startswith("timm:") else BACKBONES[self.backbone].weights
 
     @property
+    def depthwise(self) -> bool:
+        """Does its network do little with large maps? Of timm's it is not known before they are built."""
+        return self.backbone in BACKBONES and BACKBONES[self.backbone].depthwise
+
+    @property
     def scale_power(self) -> float:
         """The exponent of the mean over scales: GeM's own, else 1."""
         return float(dict(self.options).get("p", 3.0)) if self.pooling == "gem" else 1.0

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.export import Dim
 
+from cooc.activations import build_backbone
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError
 from cooc.recipes import find_recipe
@@ -71,14 +72,15 @@ def test_vectors_take_part_in_training(shipped: Callable[[str], Descriptor], rec
 def test_forward_is_differentiable(shipped: Callable[[str], Descriptor], recipe: str) -> None:
     """From the whitened vector to the pixels: the slope along a direction, against finite differences in float64."""
     describe = copy.deepcopy(shipped(recipe)).double()
-    pixels = (images().double() / 255).requires_grad_()
     generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(images().shape, generator=generator, dtype=torch.float64)  # equal pixels tie in a maximum
+    pixels = ((images() + noise) / 256).requires_grad_()
     along = torch.randn(pixels.shape, generator=generator, dtype=torch.float64)
     weights = torch.randn(2, 512, generator=generator, dtype=torch.float64)
     vectors = describe(pixels)
     assert vectors.dtype == torch.float64
     (gradient,) = torch.autograd.grad((vectors * weights).sum(), pixels)
-    step = 1e-7
+    step = 2e-9  # larger ones cross the kinks of ReLUs and maxima
     with torch.no_grad():
         ends = [float((describe(pixels + sign * step * along) * weights).sum()) for sign in (1, -1)]
     assert float((gradient * along).sum()) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4)
@@ -132,6 +134,11 @@ def test_other_dtypes(shipped: Callable[[str], Descriptor], recipe: str, dtype: 
     assert describe([images()[0]]).dtype == torch.float32
 
 
+@pytest.mark.parametrize("name", ["vgg16", "resnet50-caffe", "efficientnet-lite0", "efficientnet-lite2"])
+def test_which_networks_are_depthwise_is_known_before_they_are_built(name: str) -> None:
+    assert build_backbone(name, weights=None).grouped == config(backbone=name).depthwise
+
+
 def test_layout_follows_the_device() -> None:
     """Meta tensors stand for a device: a Module that is moved there arranges its weights as one that is built there."""
     network = copy.deepcopy(descriptor().backbone)
@@ -164,29 +171,36 @@ def test_exports_for_any_batch_and_size(shipped: Callable[[str], Descriptor]) ->
     close(program(images()[:1]), describe(images()[:1]))
 
 
-@pytest.mark.parametrize("recipe", ["light", "paper-linear-topdown", "paper-bilinear"])
+@pytest.mark.parametrize("recipe", ["light", "paper-linear-topdown", "paper-bilinear", "gem"])
 def test_onnx_runs_elsewhere(shipped: Callable[[str], Descriptor], tmp_path: Path, recipe: str) -> None:
-    """Bytes of pictures to whitened vectors, in a runtime that knows nothing of torch."""
+    """Bytes of pictures to whitened vectors, in a runtime that knows nothing of torch.
+
+    Its convolutions round in another order. That moves a vector by 1e-7, unless an activation was so near the threshold
+    of the co-occurrences that it now is on the other side.
+    """
     describe, path = shipped(recipe), tmp_path / "descriptor.onnx"
     describe.export_onnx(path)
     assert list(tmp_path.iterdir()) == [path]
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for batch in (images(), images()[:1], images(65, 97), images(127, 150)):
         (vectors,) = session.run(["vectors"], {"images": batch.numpy()})
-        close(torch.from_numpy(vectors), describe(batch))
+        close(torch.from_numpy(vectors), describe(batch), atol=2e-6 if recipe == "gem" else 0.01)
+        assert float((torch.from_numpy(vectors) * describe(batch)).sum(1).min()) > 0.999
     properties = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     assert properties["fingerprint"] == describe.fingerprint
     assert json.loads(properties["cooc"])["pooling"] == describe.config.pooling
 
 
-def test_onnx_of_regions_is_for_one_size(tmp_path: Path) -> None:
-    describe = descriptor(pooling="rmac", cooccurrence="none")
+def test_onnx_of_regions_and_scales_is_for_one_size(tmp_path: Path) -> None:
+    describe = descriptor(pooling="rmac", cooccurrence="none", options={"levels": 2})
     with pytest.raises(InputError, match=r"size=\(height, width\)"):
         describe.export_onnx(tmp_path / "any.onnx")
-    describe.export_onnx(tmp_path / "one.onnx", size=(64, 96))
-    session = onnxruntime.InferenceSession(tmp_path / "one.onnx", providers=["CPUExecutionProvider"])
-    (vectors,) = session.run(["vectors"], {"images": images().numpy()})
-    close(torch.from_numpy(vectors), describe(images()))
+    for scales in ((1.0,), (1.0, 0.5)):
+        describe = descriptor(pooling="rmac", cooccurrence="none", options={"levels": 2}, scales=scales)
+        describe.export_onnx(tmp_path / "one.onnx", size=(64, 96))
+        session = onnxruntime.InferenceSession(tmp_path / "one.onnx", providers=["CPUExecutionProvider"])
+        (vectors,) = session.run(["vectors"], {"images": images().numpy()})
+        close(torch.from_numpy(vectors), describe(images()), atol=1e-5)
 
 
 # Many pictures
@@ -222,6 +236,6 @@ def test_little_is_decoded_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_config_may_be_for_any_device() -> None:
     """Nothing is looked up by the kind of device: what torch does not have here is said, and what it has works."""
-    for device in ("mps", "xpu", "hpu"):
+    for device in ("mps", "xpu", "hpu", "xla", "mtia", "vulkan", "privateuseone", "meta"):
         with pytest.raises(InputError, match="Usable: cpu"):
             Descriptor(config(), device=device)

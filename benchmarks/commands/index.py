@@ -41,8 +41,10 @@ def bench_index(
     from cooc.bench.run import Options
     from cooc.pictures.malloc import keep_maps
     from cooc.provenance import provenance
+    from cooc.recipes import find_recipe
 
-    keep_maps()  # as `cooc index` does
+    if find_recipe(recipe).config.depthwise:  # as `cooc index` does
+        keep_maps()
     with err.status("Measuring ..."):
         if ranking:
             name, found = "ranking", compare_rankings(folder, recipe, Options(device, workers=workers, cache=cache))

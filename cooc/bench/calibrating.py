@@ -14,8 +14,8 @@ import numpy as np
 from cooc.bench.run import Options, Vectors, raw_vectors
 from cooc.datasets.retrieval import Dataset
 from cooc.errors import InputError
-from cooc.files import write_whole
 from cooc.evaluation import PROTOCOLS
+from cooc.files import write_whole
 from cooc.index.calibration import calibrate
 from cooc.pictures.batches import Item
 from cooc.provenance import provenance

@@ -26,8 +26,8 @@ from cooc.activations import resolve_device
 from cooc.datasets.retrieval import Dataset
 from cooc.descriptor import NOT_FINITE, Descriptor, load_backbone, rescale
 from cooc.errors import CoocError, DatasetError, InputError, UnknownNameError
-from cooc.files import replacing, write_whole
 from cooc.evaluation import PROTOCOLS, bootstrap_interval, evaluate, positive_ranks, precision_recall
+from cooc.files import replacing, write_whole
 from cooc.pictures.batches import Item
 from cooc.provenance import provenance
 from cooc.recipes import Recipe, find_whitening

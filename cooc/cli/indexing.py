@@ -89,10 +89,10 @@ def index(
 
     Only new and changed pictures are described. Stop it when you like, and run it again: it goes on where it was.
     """
+    from cooc.activations import resolve_device
     from cooc.pictures import is_url
     from cooc.pictures.malloc import keep_maps
 
-    keep_maps()
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
     for folder in folders:
@@ -105,6 +105,8 @@ def index(
         raise InputError(f"Pictures in {pictures} need --index INDEX: a folder of this machine, or a server.")
     where = index or str(Path(folders[0]) / NAME)
     with _open_or_create(where, recipe, pictures, device, storage) as search:
+        if search.config.depthwise and resolve_device(device).type == "cpu":
+            keep_maps()
         with _progress(quiet, as_json) as progress:
             report = search.index(
                 folders,

@@ -9,10 +9,10 @@ __all__ = ["keep_maps", "keep_memory"]
 
 
 def keep_maps() -> None:
-    """For a process whose work is to describe many pictures on a CPU: a command's choice, never a library's.
+    """For a process that describes many pictures on a CPU: a command's choice, never a library's.
 
-    A network's maps are large for the little that EfficientNet does with them. Measured at 1024 x 768: an eighth of its
-    page faults are left, and it takes a seventh less time; VGG16 a twentieth less.
+    Networks with depthwise convolutions spend more on pages than on arithmetic: EfficientNet-Lite0 takes less than half
+    the time then (docs/performance.md). VGG16 would gain a twentieth, and hold 2 GB more.
     """
     keep_memory(1 << 27, 1 << 30)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,15 +26,35 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 KEEP = "from cooc.pictures.malloc import keep_memory; keep_memory(1 << 27, 1 << 30)"
 NETWORK = "from cooc.activations import build_backbone; build_backbone('efficientnet-lite0', weights=None)"
 INDEX = """
+from pathlib import Path
 from typer.testing import CliRunner
 import cooc.cli.indexing
-assert CliRunner().invoke(cooc.cli.indexing.app, ["index", "no folder"]).exit_code
+Path("photos").mkdir()
+done = CliRunner().invoke(cooc.cli.indexing.app, ["index", "photos", "-r", "RECIPE+size=64", "--device", "cpu"])
+assert done.exit_code == 0, (done.output, done.exception)
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
-@pytest.mark.parametrize(("first", "kept"), [("", False), (KEEP, True), (NETWORK, False), (INDEX, True)])
-def test_pages_are_asked_for_once(first: str, kept: bool) -> None:
-    """Where somebody chose so: the index command does, a network that is built does not."""
-    run = subprocess.run([sys.executable, "-c", SCRIPT.format(first)], check=True, capture_output=True)
+@pytest.mark.parametrize(
+    ("first", "kept"),
+    [
+        ("", False),
+        (KEEP, True),
+        (NETWORK, False),
+        (INDEX.replace("RECIPE", "light"), True),
+        (INDEX.replace("RECIPE", "paper-linear"), False),
+    ],
+    ids=["nothing", "kept", "a network", "index, light", "index, VGG16"],
+)
+def test_pages_are_asked_for_once(tmp_path: Path, first: str, kept: bool) -> None:
+    """Where somebody chose so: the index command does for light networks, a network that is built does not."""
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(first)],
+        check=True,
+        capture_output=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
     assert (int(run.stdout) < 100) == kept
