@@ -21,7 +21,8 @@ it remains for learned filters (section 5 of the paper), in full or as direct + 
 Tensors are (B, C, H, W). The threshold is the mean of *each image*, so a result never depends on the rest of the batch.
 
 On a GPU, where no gradient is needed, the direct and the factored form are fused kernels of cooc.kernels with the same
-result; what is written here is the reference, and what runs everywhere else.
+result; what is written here is the reference, and what runs everywhere else. The equations come first, then the layer,
+then what is refused.
 """
 
 from __future__ import annotations
@@ -39,16 +40,9 @@ from cooc.errors import InputError, UnknownNameError
 from cooc.filter_files import read_filter, write_filter
 
 __all__ = [
-    "FORMS",
-    "Cooccurrence",
-    "cooccurrence",
-    "cooccurrence_factored",
-    "cooccurrence_learned",
-    "cooccurrence_vector",
-    "direct_filter",
-    "inside",
-    "shih_cooccurrence",
-]
+    "FORMS", "Cooccurrence", "cooccurrence", "cooccurrence_factored", "cooccurrence_learned", "cooccurrence_vector",
+    "direct_filter", "inside", "shih_cooccurrence",
+]  # fmt: skip
 
 FORMS = ("direct", "learned", "factored")
 EPS = 1e-10  # the diagonal of F in Algorithm 1
@@ -155,7 +149,7 @@ def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor") -> Tenso
     One C x HW x C product for each offset finds the maxima, one more with the 0/1 matrix [o* = o] adds up the tensor;
     the D^2 x H x W tensor that ran out of the authors' memory is never made.
     """
-    _levels(A, "mean")
+    _check_maps(A)
     _check_radius(radius)
     if form not in ("vector", "tensor"):
         raise UnknownNameError("form of Shih's co-occurrence", form, ("vector", "tensor"))
@@ -318,8 +312,7 @@ def _low_rank(delta: Tensor | None, channels: int, radius: int, rank: int) -> tu
 
 def _levels(A: Tensor, threshold: Threshold) -> Tensor | None:
     """Thresholds as tensors: (B,) or (1,), None for the mean of each image."""
-    if A.dim() != 4 or not A.is_floating_point() or 0 in A.shape[1:]:
-        raise InputError(f"Activations must be a floating-point (B, C, H, W) tensor; got {tuple(A.shape)}, {A.dtype}.")
+    _check_maps(A)
     if isinstance(threshold, str):
         if threshold != "mean":
             raise UnknownNameError("threshold", threshold, ("mean", "a number", "a tensor (B,)"))
@@ -329,6 +322,11 @@ def _levels(A: Tensor, threshold: Threshold) -> Tensor | None:
     if threshold.numel() not in (1, A.shape[0]):
         raise InputError(f"{threshold.numel()} thresholds for {len(A)} images; give one, or one for each.")
     return threshold.reshape(-1)
+
+
+def _check_maps(A: Tensor) -> None:
+    if A.dim() != 4 or not A.is_floating_point() or 0 in A.shape[1:]:
+        raise InputError(f"Activations must be a floating-point (B, C, H, W) tensor; got {tuple(A.shape)}, {A.dtype}.")
 
 
 def _check_finite(x: Tensor) -> None:

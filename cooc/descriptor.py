@@ -162,7 +162,7 @@ class Descriptor(nn.Module):
         One that cannot be read is an error; one in which the network finds nothing has a vector of zeros.
         """
         single = is_picture(pictures) or (isinstance(pictures, Tensor) and pictures.dim() == 3)
-        images: Iterable[Any] = [pictures] if single else pictures  # type: ignore[list-item,assignment]
+        images: Iterable[Any] = [pictures] if single else pictures  # type: ignore[assignment]
         if boxes is not None:
             images = list(images)
             if len(boxes) != len(images):

@@ -21,7 +21,7 @@ from safetensors.torch import save
 from cooc.errors import WeightsError
 from cooc.files import replacing
 from cooc.weights.readers import Tensors, features, read_keras_resnet50, read_pth
-from cooc.weights.sources import IndexFile, Progress, file_hash
+from cooc.weights.sources import Download, IndexFile, file_hash
 from cooc.weights.table import WEIGHTS, content_hash, find_set
 
 __all__ = [
@@ -137,7 +137,7 @@ def verify_weights(name: str) -> None:
     _read_cached(name)
 
 
-def fetch_weights(name: str, *, progress: Progress | None = None) -> Path:
+def fetch_weights(name: str, *, progress: Download | None = None) -> Path:
     """Make sure that the cache holds a good copy. Of two processes that ask at once, one fetches, the other waits."""
     path = _path(name)
     with _writing(name) as scratch:
