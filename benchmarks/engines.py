@@ -56,7 +56,7 @@ def _compiled(job: Job) -> Call:
 
 
 def _onnxruntime(job: Job) -> Call:
-    import onnxruntime  # type: ignore[import-not-found,unused-ignore]
+    import onnxruntime
 
     file = io.BytesIO()
     torch.onnx.export(job.network, (job.example.contiguous(),), file, dynamo=False)  # type: ignore[arg-type,unused-ignore]

@@ -1,6 +1,6 @@
 """What the method's free choices are worth on Oxford and ROxford: one backbone pass, then everything from activations.
 
-    python experiments/roxford.py --data data --landmarks landmarks --not-in data/gldv2_dev --out results
+    python -m benchmarks.experiments --data data --landmarks landmarks --not-in data/gldv2_dev --out results
 
     seeds       bilinear pooling under several draws of the sketch's hashes, and without a sketch
     whitening   three scales: kind of whitening, its dimensions, shrinkage, and how many pictures it is fitted on
@@ -36,15 +36,16 @@ from cooc.datasets.retrieval import Dataset, image_set, load_dataset
 from cooc.descriptor import load_backbone, rescale
 from cooc.errors import CoocError
 from cooc.evaluation import bootstrap_interval
+from cooc.files import write_whole
 from cooc.pictures.batches import Item, default_workers
-from cooc.pooling import l2_normalise
+from cooc.pooling import l2_normalise, power_mean
 from cooc.provenance import portable, provenance
 from cooc.recipes import MULTI_SCALE, DescriptorConfig, find_recipe
 from cooc.stream import stream, upload
 from cooc.training import filters
 from cooc.training.cache import ActivationCache, Columns
 from cooc.training.network import CoOcNet, describe
-from cooc.training.train import POSITIONS, TrainConfig, train
+from cooc.training.train import TrainConfig, train
 from cooc.training.verification import all_pairs, verify
 from cooc.whitening import Whitening, fit_pca
 
@@ -100,10 +101,7 @@ class Bench:
     @torch.no_grad()
     def vectors(self, net: CoOcNet, scales: int = 3) -> Vectors:
         def of(caches: list[ActivationCache]) -> list[Tensor]:
-            return [
-                describe(net, cache, range(len(cache)), positions=POSITIONS[cache.device.type], raw=True)
-                for cache in caches[:scales]
-            ]
+            return [describe(net, cache, range(len(cache)), raw=True) for cache in caches[:scales]]
 
         return Vectors(of(self.landmarks), of(self.database), {name: of(c) for name, c in self.queries.items()})
 
@@ -128,7 +126,7 @@ class Bench:
 
 
 def joined(scales: list[Tensor]) -> Tensor:
-    return l2_normalise(torch.stack(scales).mean(0))
+    return l2_normalise(power_mean(torch.stack(scales)))
 
 
 def line(scores: dict[str, Any]) -> str:
@@ -212,8 +210,6 @@ def seeds(bench: Bench, base: DescriptorConfig, args: argparse.Namespace) -> Ite
         for variant, changes in variants.items():
             changed = config.replace(**changes)
             net = CoOcNet(changed, bench.landmarks[0].channels, train=()).to(bench.landmarks[0].device)
-            if changed.cooccurrence == "none":
-                net.cooccurrence = lambda A, threshold: A  # type: ignore[method-assign]
             vectors = bench.vectors(net, 1)
             whitening = fit_pca(vectors.fitting[0], min(args.dim, len(bench.photos) - 1))
             for dim in (512, whitening.dim):
@@ -344,7 +340,7 @@ def learning(bench: Bench, base: DescriptorConfig, args: argparse.Namespace) -> 
         small = filters.compress(layer, args.rank) if layer.form == "learned" else layer
         about = provenance(args.device) | {"config": config.as_dict(), "history": run.history}
         file = args.out / f"filter-{name}.safetensors"
-        filters.save_filter(small, file, storage="float16", about=about)
+        small.save(file, storage="float16", about=about)
         run.net.load_filter(Cooccurrence.load(file))
         result = {
             "config": config.as_dict() | {"pairs": pairs},
@@ -395,7 +391,7 @@ def main() -> None:
     options = {"dim": args.sketch, "seed": 0}
     base = find_recipe(args.recipe).config.replace(whitening="", dim=0, scales=(1.0,), size=args.size, options=options)
     bench = load(args, base, device)
-    command = portable(shlex.join(["python", "experiments/roxford.py", *sys.argv[1:]]))
+    command = portable(shlex.join(["python", "-m", "benchmarks.experiments", *sys.argv[1:]]))
     about = provenance(args.device) | {
         "command": command,
         "photos": len(bench.photos),
@@ -410,9 +406,8 @@ def main() -> None:
                 rows[name] = row
                 say(f"{name}: " + " | ".join(line(s) for s in nested(row["scores"])))
                 taken = round(time.monotonic() - begun, 1)
-                (args.out / f"experiment-{part}.json").write_text(
-                    json.dumps(about | {"seconds": taken, "rows": rows}) + "\n"
-                )
+                content = json.dumps(about | {"seconds": taken, "rows": rows}) + "\n"
+                write_whole(args.out / f"experiment-{part}.json", content)
         except (RuntimeError, ValueError) as error:  # one part must not cost the others
             say(f"{part} stopped: {type(error).__name__}: {error}")
         if part == "learning" and args.filter:

@@ -30,6 +30,7 @@ import numpy as np
 
 from benchmarks.synthetic import make_index, picture
 from cooc.errors import CoocError
+from cooc.files import write_whole
 from cooc.image_search import ImageSearch
 from cooc.index.store import Record
 from cooc.provenance import provenance
@@ -96,9 +97,7 @@ def write_serving(result: dict[str, Any], folder: str | Path) -> Path:
     size = f"{images // 1_000_000}m" if images >= 1_000_000 else f"{images // 1000}k" if images >= 1000 else str(images)
     path = Path(folder) / f"serving-{size}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, json.dumps(result, indent=1) + "\n")
     return path
 
 

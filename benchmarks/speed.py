@@ -37,11 +37,12 @@ from cooc.cooccurrence import (
 )
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError, UnknownNameError
+from cooc.files import write_whole
 from cooc.pooling import CompactBilinear, compact_bilinear
 from cooc.provenance import provenance
 from cooc.recipes import find_recipe
 
-__all__ = ["FORMS", "SECTIONS", "Options", "compact_bilinear_fft", "run_speed", "targets", "write_speed"]
+__all__ = ["FORMS", "SECTIONS", "SpeedConfig", "compact_bilinear_fft", "run_speed", "targets", "write_speed"]
 
 SECTIONS = ("cooccurrence", "sketch", "descriptor", *kernels.PARTS)  # the last ones on a GPU only
 FORMS = ("closed form", "compiled", "convolution float32", "convolution bfloat16", "direct + rank 32", "Shih")
@@ -55,7 +56,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Options:
+class SpeedConfig:
     """What to measure. `seconds` are those of one form at one size; three samples are taken at least."""
 
     device: str = "auto"
@@ -95,7 +96,7 @@ class Job:
     floor: float = 0.0  # ms of one image that no form can beat
 
 
-def run_speed(options: Options) -> dict[str, Any]:
+def run_speed(options: SpeedConfig) -> dict[str, Any]:
     """All tables of one device, as `results/speed-<device>.json` keeps them."""
     device = resolve_device(options.device)
     if device.type not in POOL_BYTES:
@@ -111,7 +112,7 @@ def run_speed(options: Options) -> dict[str, Any]:
     return _result(options, bench, rows, load)
 
 
-def _result(options: Options, bench: _Bench, rows: list[Row], load: float | None) -> dict[str, Any]:
+def _result(options: SpeedConfig, bench: _Bench, rows: list[Row], load: float | None) -> dict[str, Any]:
     device = bench.device
     return {
         "benchmark": "speed",
@@ -133,9 +134,7 @@ def write_speed(result: Mapping[str, Any], folder: Path) -> Path:
     """results/speed-<device>.json"""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"speed-{result['device']}.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(path)
+    write_whole(path, json.dumps(result, indent=1) + "\n")
     return path
 
 
@@ -160,7 +159,7 @@ def targets(rows: Sequence[Row], device: str) -> list[Row]:
 class _Bench:
     """One device, one pool of activations that all forms draw their inputs from."""
 
-    def __init__(self, options: Options, device: torch.device) -> None:
+    def __init__(self, options: SpeedConfig, device: torch.device) -> None:
         self.options, self.device = options, device
         self.positions = math.prod(options.map_size)
         least = (options.pool_bytes or POOL_BYTES[device.type]) // 4
@@ -282,23 +281,9 @@ class _Bench:
         return [job for job in jobs if job.name in self.options.forms]
 
     def _kernels(self, name: str, channels: int, batch: int) -> list[Job]:
-        inputs = self._inputs(channels, batch)
-        narrow = [A.bfloat16() for A in inputs]
-        size = channels, batch, self.positions, self.options.radius
-        forms = kernels.part(name, *size, self.device, self.bandwidth, self.rate)
-        wanted = any(form.last for form in forms)
-        last = [A.contiguous(memory_format=torch.channels_last) for A in narrow] if wanted else []
-        return [
-            Job(
-                form.name,
-                last if form.last else narrow if form.narrow else inputs,
-                form.build,
-                form.exact,
-                graph=form.graph,
-                floor=form.floor,
-            )
-            for form in forms
-        ]
+        inputs, radius = self._inputs(channels, batch), self.options.radius
+        forms = kernels.part(name, channels, self.positions, radius, self.device, self.bandwidth, self.rate)
+        return [Job(form.name, inputs, form.build, form.exact, graph=True, floor=form.floor) for form in forms]
 
     def _sketch(self, channels: int, batch: int) -> list[Job]:
         inputs = self._inputs(channels, batch)

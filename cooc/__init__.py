@@ -7,7 +7,7 @@ Each step is one module of that name; `cooccurrence.py` is the paper. The short 
 
     from cooc import Descriptor, ImageSearch
 
-    describe = Descriptor.from_recipe("paper-linear-topdown")
+    describe = Descriptor.from_pretrained("paper-linear-topdown")
     vectors = describe(["a.jpg", "b.jpg"])                     # (2, 512) float32, unit length
 
     search = ImageSearch.create("photos/.cooc", root="photos")
@@ -48,7 +48,7 @@ _HOME = {
     "cooccurrence_vector": "cooccurrence",
     "shih_cooccurrence": "cooccurrence",
     "Descriptor": "descriptor",
-    "DescriptorConfig": "descriptor",
+    "DescriptorConfig": "recipes",
     "ImageSearch": "image_search",
     "RECIPES": "recipes",
     "find_recipe": "recipes",

@@ -38,6 +38,7 @@ class Backbone:
     layers: Mapping[str, tuple[int, int]]
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    depthwise: bool = False  # convolutions that do little with large maps: see `cooc.pictures.malloc`
 
 
 class Activations(nn.Module):
@@ -46,10 +47,8 @@ class Activations(nn.Module):
     def __init__(self, network: nn.Module, backbone: Backbone, layer: str) -> None:
         super().__init__()
         self.network = network.eval().requires_grad_(False)
-        self.layout = _layout(network)
-        for parameter in self.network.parameters():
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=self.layout)
+        self.grouped = any(isinstance(module, nn.Conv2d) and module.groups > 1 for module in network.modules())
+        self._arrange()
         self.layer = layer
         self.channels, self.stride = backbone.layers[layer]
         self.register_buffer("mean", torch.tensor(backbone.mean).view(1, 3, 1, 1), persistent=False)
@@ -61,12 +60,30 @@ class Activations(nn.Module):
     def train(self, mode: bool = True) -> Activations:
         return self  # frozen: batch norm must never see "training"
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
+        """.to(), .half(), .cuda(): another device may want another layout; input is normalised in float32 or better."""
+        normal = self.mean, self.std
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        wide = torch.promote_types(next(self.network.parameters()).dtype, torch.float32)
+        self.mean, self.std = (x.to(self.mean.device, wide) for x in normal)
+        self._arrange()
+        return self
+
+    def _arrange(self) -> None:
+        """Channels-last is the faster layout, but for depthwise convolutions on a GPU: there PyTorch gives them to
+        cuDNN, whose kernels for them are slow and planned again for each shape; in the other it has its own."""
+        on_gpu = any(parameter.is_cuda for parameter in self.network.parameters())
+        self.layout = torch.contiguous_format if on_gpu and self.grouped else torch.channels_last
+        for parameter in self.network.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=self.layout)
+
     def forward(self, images: Tensor) -> Tensor:
         if images.dim() != 4 or images.shape[1] != 3 or min(images.shape[2:]) < self.stride:
             shape = f"(B, 3, H, W) with sides of at least {self.stride}, one position"
             raise InputError(f"Images must be {shape}; got {tuple(images.shape)}. Pad smaller ones.")
-        x = images.to(self.mean.device)
-        x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        x = images.to(self.mean)
+        x = x / 255 if images.dtype == torch.uint8 else x
         x = ((x - self.mean) / self.std).to(next(self.network.parameters()).dtype)
         out: Tensor = self.network(x.contiguous(memory_format=self.layout))
         return out.contiguous()  # (B, C, H', W')
@@ -80,7 +97,7 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
         chosen = torch.device(device)
         torch.zeros(1, device=chosen).cpu()
         return chosen
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:  # as many ways as backends
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:  # as many ways as backends
         here = ["cpu", *(str(torch.device("cuda", i)) for i in range(torch.cuda.device_count()))]
         if (other := torch.accelerator.current_accelerator()) is not None and other.type != "cuda":
             here.append(other.type)
@@ -111,7 +128,7 @@ def build_backbone(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Activations:
-    """The named network with the given state dict; None leaves random numbers, as measuring its speed needs.
+    """The named network with the given state dict; None leaves random weights, as measuring its speed needs.
 
     `timm:NAME` is any model of timm, with the weights of the whole model; its layers have the names that timm gives.
     """
@@ -172,17 +189,6 @@ def fold_batch_norms(network: nn.Module) -> None:
                 before.bias = nn.Parameter(child.bias.data + shift * scale)
                 setattr(module, name, nn.Identity())
             before = child
-
-
-def _layout(network: nn.Module) -> torch.memory_format:
-    """Channels-last is the faster one, but for depthwise convolutions on a GPU: in that layout PyTorch always gives
-    them to cuDNN, whose kernels for them are slow and planned anew for each shape; in the other it has its own."""
-    on_gpu = any(parameter.is_cuda for parameter in network.parameters())
-    return torch.contiguous_format if on_gpu and _grouped(network) else torch.channels_last
-
-
-def _grouped(network: nn.Module) -> bool:
-    return any(isinstance(module, nn.Conv2d) and module.groups > 1 for module in network.modules())
 
 
 # The networks
@@ -270,14 +276,16 @@ class ResNet(nn.Module):
 
 
 class SameConv2d(nn.Conv2d):
-    """TensorFlow's SAME padding, which EfficientNet-Lite was trained with: an odd pixel goes right and below."""
+    """TensorFlow's SAME padding, which EfficientNet-Lite was trained with: an odd pixel goes right and below.
+
+    It is written so that a shape's parity, which torch.export keeps as a symbol, cancels out of the shapes that follow.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        kernel, stride = self.kernel_size[0], self.stride[0]
-        total = [max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[2:]]
-        if any(n % 2 for n in total):  # what is the same on both sides costs no copy
-            x = nn.functional.pad(x, (0, total[1] % 2, 0, total[0] % 2))
-        half = [n // 2 for n in total]
+        half = self.kernel_size[0] // 2
+        if self.stride[0] == 2:  # even sides have one pixel less before them; its place behind them is not reached
+            (above, below), (left, right) = ((half - (1 - n % 2), half + (1 - n % 2)) for n in x.shape[2:])
+            x, half = nn.functional.pad(x, (left, right, above, below)), 0
         return nn.functional.conv2d(x, self.weight, self.bias, self.stride, half, self.dilation, self.groups)
 
 
@@ -354,6 +362,7 @@ BACKBONES: dict[str, Backbone] = {
         LITE_LAYERS,
         LITE_MEAN,
         LITE_STD,
+        depthwise=True,
     ),
     "efficientnet-lite2": Backbone(
         lambda layer: EfficientNetLite((16, 24, 48, 88, 120, 208, 352), (1, 3, 3, 4, 4, 5, 1)),
@@ -361,5 +370,6 @@ BACKBONES: dict[str, Backbone] = {
         LITE_LAYERS,
         LITE_MEAN,
         LITE_STD,
+        depthwise=True,
     ),
 }

@@ -20,42 +20,34 @@ it remains for learned filters (section 5 of the paper), in full or as direct + 
 
 Tensors are (B, C, H, W). The threshold is the mean of *each image*, so a result never depends on the rest of the batch.
 
-On a GPU, where no gradient is needed, each of these is a fused kernel of cooc.kernels with the same result; what is
-written here is the reference, and what runs everywhere else.
+On a GPU, where no gradient is needed, the direct and the factored form are fused kernels of cooc.kernels with the same
+result; what is written here is the reference, and what runs everywhere else. The equations come first, then the layer,
+then what is refused.
 """
 
 from __future__ import annotations
 
 import os
-import uuid
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cooc import kernels
 from cooc.errors import InputError, UnknownNameError
+from cooc.filter_files import read_filter, write_filter
 
 __all__ = [
-    "FORMS",
-    "Cooccurrence",
-    "cooccurrence",
-    "cooccurrence_factored",
-    "cooccurrence_learned",
-    "cooccurrence_vector",
-    "direct_filter",
-    "shih_cooccurrence",
-]
+    "FORMS", "Cooccurrence", "cooccurrence", "cooccurrence_factored", "cooccurrence_learned", "cooccurrence_vector",
+    "direct_filter", "inside", "shih_cooccurrence",
+]  # fmt: skip
 
 FORMS = ("direct", "learned", "factored")
 EPS = 1e-10  # the diagonal of F in Algorithm 1
-THRESHOLDS = ("mean", "a number", "a tensor (B,)")
 
-Threshold = str | float | Tensor
+Threshold = str | float | Tensor  # "mean" of each image, a number, or one number for each image (B,)
 
 
 def cooccurrence(
@@ -63,32 +55,24 @@ def cooccurrence(
 ) -> Tensor:
     """The direct co-occurrence tensor C_T (Eq. 3) of activations A (B, C, H, W), by the closed form. Same shape as A.
 
-    threshold: "mean" of each image, a number, or one number for each image (B,). window_mean=True divides by S^2 as the
-    authors' code does; L2 normalisation removes that factor, a learning rate does not.
+    window_mean=True divides by S^2 as the authors' code does; L2 normalisation removes that factor, a learning rate
+    does not.
     """
     _check_radius(radius)
-    if kernels.usable(A):
-        levels = _levels(A, threshold)
-        fused = kernels.cooccurrence(A, radius, levels, eps, _normaliser(A, radius, window_mean))
-        if fused is not None:
-            return fused
-    rho, a = _threshold(A, threshold)
+    t, divisor = _levels(A, threshold), _divisor(A, radius, window_mean)
+    if (fused := kernels.cooccurrence(A, radius, t, eps, divisor)) is not None:
+        return fused
+    rho, a = _threshold(A, t)
     others = torch.sub(a.sum(1, keepdim=True), a, alpha=1 - eps)  # (B, C, H, W): all channels but k itself
-    return box_sum(others, radius).mul_(rho).div_(_normaliser(A, radius, window_mean)).to(A.dtype)
+    return box_sum(others, radius).mul_(rho).div_(divisor).to(A.dtype)
 
 
 def cooccurrence_learned(A: Tensor, filter: Tensor, threshold: Threshold = "mean", window_mean: bool = False) -> Tensor:
     """C_T with a filter F (C, C, S, S) of its own: rho * conv2d(A * rho, F) / (C-1) (Eq. 6, Algorithm 1)."""
-    _check_maps(A)
-    radius = _filter_radius(filter, A.shape[1])
-    if kernels.usable(A, filter):
-        levels = _levels(A, threshold)
-        fused = kernels.cooccurrence_learned(A, filter, levels, _normaliser(A, radius, window_mean))
-        if fused is not None:
-            return fused
-    rho, a = _threshold(A, threshold, accumulate=False)
+    t, radius = _levels(A, threshold), _filter_radius(filter, A.shape[1])
+    rho, a = _threshold(A, t, accumulate=False)
     together = F.conv2d(a, filter.to(a.dtype), padding=radius)  # (B, C, H, W)
-    return rho * together / _normaliser(A, radius, window_mean)
+    return rho * together / _divisor(A, radius, window_mean)
 
 
 def cooccurrence_factored(
@@ -100,18 +84,14 @@ def cooccurrence_factored(
     window_mean: bool = False,
 ) -> Tensor:
     """C_T with F = direct + left @ right: left (C, R), right (R, C, S, S). C/R times cheaper than a full filter."""
-    _check_maps(A)
-    radius = _filter_radius(right, A.shape[1], left)
-    if kernels.usable(A, left, right):
-        levels = _levels(A, threshold)
-        fused = kernels.cooccurrence_factored(A, left, right, levels, eps, _normaliser(A, radius, window_mean))
-        if fused is not None:
-            return fused
-    rho, a = _threshold(A, threshold, accumulate=False)
-    direct = cooccurrence(A, radius, threshold, eps, window_mean)
+    t, radius = _levels(A, threshold), _filter_radius(right, A.shape[1], left)
+    divisor = _divisor(A, radius, window_mean)
+    if (fused := kernels.cooccurrence_factored(A, left, right, t, eps, divisor)) is not None:
+        return fused
+    rho, a = _threshold(A, t, accumulate=False)
     low = F.conv2d(a, right.to(a.dtype), padding=radius)  # (B, R, H, W)
     delta = F.conv2d(low, left.to(a.dtype)[:, :, None, None])  # (B, C, H, W)
-    return direct + rho * delta / _normaliser(A, radius, window_mean)
+    return cooccurrence(A, radius, threshold, eps, window_mean) + rho * delta / divisor
 
 
 def cooccurrence_vector(C_T: Tensor) -> Tensor:
@@ -141,7 +121,26 @@ def _band(n: int, radius: int, like: Tensor) -> Tensor:
     return like.new_ones(n, n).triu(-radius).tril(radius)  # (n, n)
 
 
-def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor", exact: bool = False) -> Tensor:
+def _threshold(A: Tensor, t: Tensor | None, accumulate: bool = True) -> tuple[Tensor, Tensor]:
+    """rho and a = A * rho, with the thresholds t (B,) or (1,), None for the mean of each image.
+
+    Half precision becomes float32 where `accumulate` says that sums follow. rho is 0 or 1 in the dtype of a: on a CPU a
+    boolean mask costs more than all the rest but the box sums.
+    """
+    wide = A.float() if A.dtype in (torch.float16, torch.bfloat16) else A
+    level = wide.mean((1, 2, 3), keepdim=True) if t is None else t.to(wide).reshape(-1, 1, 1, 1)
+    _check_finite(level if t is None else level + wide.detach().sum())  # a mean or sum is, if all terms are
+    a = wide if accumulate else A
+    rho = a.detach().clone().gt_(level.detach())
+    return rho, a * rho
+
+
+def _divisor(A: Tensor, radius: int, window_mean: bool) -> float:
+    """C-1 other channels (Eq. 3); a lone channel has none, and its tensor is 0 whatever it is divided by."""
+    return max(A.shape[1] - 1, 1) * ((2 * radius + 1) ** 2 if window_mean else 1)
+
+
+def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor") -> Tensor:
     """Shih et al.'s co-occurrence, the paper's baseline (Eq. 1 and section 6).
 
     form="vector": c(k,w) = max over offsets o, |o| <= r, of sum over p of a_p^k a_(p+o)^w.  (B, C, C)
@@ -149,9 +148,6 @@ def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor", exact: b
 
     One C x HW x C product for each offset finds the maxima, one more with the 0/1 matrix [o* = o] adds up the tensor;
     the D^2 x H x W tensor that ran out of the authors' memory is never made.
-
-    On a GPU the products run on its matrix units, with an error near float32's own (cooc/kernels/shih.py); where two
-    offsets tie to that error, either may win. exact=True keeps to torch's products in the dtype of A.
     """
     _check_maps(A)
     _check_radius(radius)
@@ -159,9 +155,8 @@ def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor", exact: b
         raise UnknownNameError("form of Shih's co-occurrence", form, ("vector", "tensor"))
     _check_finite(A)
     B, C, H, W = A.shape
-    radius = min(radius, max(H, W))  # whatever lies farther is as empty as the first offset outside
-    if not exact and (fused := kernels.shih_cooccurrence(A, radius, form)) is not None:
-        return fused
+    if not torch.compiler.is_compiling():  # where sizes are symbols
+        radius = min(radius, max(H, W))  # whatever lies farther is as empty as the first offset outside
     flat = A.flatten(2)  # (B, C, HW)
     padded = F.pad(A, (radius,) * 4)
     side = 2 * radius + 1
@@ -186,6 +181,9 @@ def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor", exact: b
 
 class Cooccurrence(nn.Module):
     """C_T as a layer: `direct` has no parameters, `learned` a full filter, `factored` the direct filter plus low rank.
+
+    A batch may hold maps of different shapes, padded to one: layer(A, sizes), where sizes (B, 2) are the rows and
+    columns of each that count. Each is then what it would be alone, and 0 beyond them, whatever the padding held.
 
     Cooccurrence()                                     the direct tensor
     Cooccurrence("learned", channels=512)              trainable, starts as the direct filter
@@ -226,12 +224,22 @@ class Cooccurrence(nn.Module):
             self.left = nn.Parameter(left)  # (C, R)
             self.right = nn.Parameter(right)  # (R, C, S, S)
 
-    def forward(self, A: Tensor) -> Tensor:
+    def forward(self, A: Tensor, sizes: Tensor | None = None) -> Tensor:
+        if sizes is None:
+            return self.tensor(A, self.threshold)
+        outside, threshold = ~inside(A, sizes), cast(Threshold, self.threshold)
+        A = A.masked_fill(outside, 0)
+        if threshold == "mean":  # of what counts
+            total = A.sum((1, 2, 3), dtype=torch.promote_types(A.dtype, torch.float32))
+            threshold = total / (sizes.to(A.device).prod(1) * A.shape[1])
+        return self.tensor(A, threshold).masked_fill(outside, 0)
+
+    def tensor(self, A: Tensor, threshold: Threshold) -> Tensor:
         if self.form == "learned":
-            return cooccurrence_learned(A, self.weight, self.threshold, self.window_mean)
+            return cooccurrence_learned(A, self.weight, threshold, self.window_mean)
         if self.form == "factored":
-            return cooccurrence_factored(A, self.left, self.right, self.threshold, self.eps, self.window_mean)
-        return cooccurrence(A, self.radius, self.threshold, self.eps, self.window_mean)
+            return cooccurrence_factored(A, self.left, self.right, threshold, self.eps, self.window_mean)
+        return cooccurrence(A, self.radius, threshold, self.eps, self.window_mean)
 
     def extra_repr(self) -> str:
         return f"{self.form!r}, radius={self.radius}, threshold={self.threshold!r}"
@@ -249,51 +257,36 @@ class Cooccurrence(nn.Module):
             )
         return direct_filter(channels, self.radius, self.eps)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the filter: `.npy` in the authors' layout (C, C, S, S), else safetensors with form and options."""
-        path = Path(path)
+    def save(
+        self, path: str | os.PathLike[str], *, storage: str = "float32", about: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the filter, and what is to be said `about` it: see `cooc.filter_files`."""
         if self.form == "direct":
             raise InputError(f"{path}: the direct form has nothing to save; it follows from the radius.")
-        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-        try:
-            if path.suffix == ".npy":
-                with scratch.open("wb") as out:
-                    np.save(out, self.full_filter().float().cpu().numpy())
-            else:
-                meta = {"cooc_form": self.form, "eps": repr(self.eps), "threshold": str(self.threshold)}
-                meta["window_mean"] = str(self.window_mean)
-                save_file({k: v.detach().cpu().contiguous() for k, v in self.named_parameters()}, scratch, meta)
-            scratch.replace(path)
-        except BaseException:
-            scratch.unlink(missing_ok=True)
-            raise
+        options = {key: getattr(self, key) for key in ("form", "threshold", "eps", "window_mean")}
+        write_filter(path, dict(self.named_parameters()), options, self.full_filter, storage, about)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Cooccurrence:
         """Read a filter: `.npy` (C, C, S, S) as the authors publish it, or what `save` wrote."""
-        path = Path(path)
-        if not path.is_file():
-            raise InputError(f"{path}: no such filter file. Train one, or give a .npy or .safetensors filter.")
-        if path.suffix == ".npy":
-            try:
-                with path.open("rb") as file:
-                    array = np.lib.format.read_array(file, allow_pickle=False)
-                return cls("learned", filter=torch.from_numpy(array.astype(np.float32, casting="same_kind")))
-            except (ValueError, TypeError, OSError) as error:
-                raise InputError(f"{path}: not a filter as .npy ({error}). Export the filter again.") from error
+        tensors, options = read_filter(path)
         try:
-            with safe_open(path, "pt") as file:
-                meta, tensors = file.metadata() or {}, {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-            form = meta["cooc_form"]
-            threshold = meta["threshold"] if meta["threshold"] == "mean" else float(meta["threshold"])
-            options = {"threshold": threshold, "eps": float(meta["eps"]), "window_mean": meta["window_mean"] == "True"}
-            first = tensors["weight" if form == "learned" else "right"]
+            first = tensors["weight" if options["form"] == "learned" else "right"]
             radius = _filter_radius(first, left=tensors.get("left"))
-            layer = cls(form, channels=first.shape[1], radius=radius, rank=first.shape[0], **options)
+            layer = cls(**options, channels=first.shape[1], radius=radius, rank=len(first))
             layer.load_state_dict(tensors)
-        except (SafetensorError, KeyError, IndexError, RuntimeError, ValueError) as error:
-            raise InputError(f"{path}: not a filter that cooc wrote ({error}). Save or export it again.") from error
+        except (KeyError, IndexError, RuntimeError, InputError) as error:
+            raise InputError(f"{path}: not a filter that cooc can use ({error}). Save or export it again.") from error
         return layer
+
+
+def inside(A: Tensor, sizes: Tensor) -> Tensor:
+    """Which positions of padded maps A (B, C, H, W) count: the first rows and columns, sizes (B, 2). (B, 1, H, W)"""
+    if sizes.shape != (A.shape[0], 2):
+        raise InputError(f"sizes are rows and columns of each map, ({len(A)}, 2); got {tuple(sizes.shape)}.")
+    high, wide = sizes.to(A.device)[:, :, None, None].unbind(1)  # (B, 1, 1) each
+    rows, columns = (torch.arange(n, device=A.device) for n in A.shape[2:])
+    return ((rows[:, None] < high) & (columns < wide))[:, None]
 
 
 def _low_rank(delta: Tensor | None, channels: int, radius: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -314,46 +307,21 @@ def _low_rank(delta: Tensor | None, channels: int, radius: int, rank: int) -> tu
     return left.to(delta.dtype), right.reshape(rank, C, side, side).to(delta.dtype)
 
 
-def _threshold(A: Tensor, threshold: Threshold, accumulate: bool = True) -> tuple[Tensor, Tensor]:
-    """rho and a = A * rho; half precision becomes float32 where `accumulate` says that sums follow.
-
-    rho is 0 or 1 in the dtype of a: on a CPU a boolean mask costs more than all the rest but the box sums.
-    """
-    _check_maps(A)
-    wide = A.float() if A.dtype in (torch.float16, torch.bfloat16) else A
-    if isinstance(threshold, Tensor):
-        if threshold.numel() not in (1, A.shape[0]):
-            raise InputError(f"{threshold.numel()} thresholds for {A.shape[0]} images; give one, or one for each.")
-        t = threshold.to(wide).reshape(-1, 1, 1, 1)
-    elif threshold == "mean":
-        t = wide.mean((1, 2, 3), keepdim=True)
-    elif isinstance(threshold, str):
-        raise UnknownNameError("threshold", threshold, THRESHOLDS)
-    else:
-        t = torch.full((1, 1, 1, 1), float(threshold), device=A.device, dtype=wide.dtype)
-    _check_finite(t if isinstance(threshold, str) else t + wide.detach().sum())  # a mean or sum is, if all terms are
-    a = wide if accumulate else A
-    rho = a.detach().clone().gt_(t.detach())
-    return rho, a * rho
+# What is refused
 
 
 def _levels(A: Tensor, threshold: Threshold) -> Tensor | None:
-    """Thresholds as kernels take them: (B,) or (1,), None for the mean of each image."""
+    """Thresholds as tensors: (B,) or (1,), None for the mean of each image."""
     _check_maps(A)
     if isinstance(threshold, str):
         if threshold != "mean":
-            raise UnknownNameError("threshold", threshold, THRESHOLDS)
+            raise UnknownNameError("threshold", threshold, ("mean", "a number", "a tensor (B,)"))
         return None
     if not isinstance(threshold, Tensor):
-        return torch.full((1,), float(threshold), device=A.device)
+        return torch.full((1,), float(threshold), device=A.device, dtype=torch.promote_types(A.dtype, torch.float32))
     if threshold.numel() not in (1, A.shape[0]):
-        raise InputError(f"{threshold.numel()} thresholds for {A.shape[0]} images; give one, or one for each.")
+        raise InputError(f"{threshold.numel()} thresholds for {len(A)} images; give one, or one for each.")
     return threshold.reshape(-1)
-
-
-def _normaliser(A: Tensor, radius: int, window_mean: bool) -> float:
-    """C-1 other channels (Eq. 3); a lone channel has none, and its tensor is 0 whatever it is divided by."""
-    return max(A.shape[1] - 1, 1) * ((2 * radius + 1) ** 2 if window_mean else 1)
 
 
 def _check_maps(A: Tensor) -> None:

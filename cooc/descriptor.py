@@ -10,6 +10,7 @@ Tensors go through `forward`: differentiable, on whatever device the module was 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cooc.activations import BACKBONES, Activations, build_backbone, resolve_device, resolve_dtype
+from cooc.activations import Activations, build_backbone, resolve_device, resolve_dtype
+from cooc.artefacts import write_artefact
 from cooc.cooccurrence import Cooccurrence
 from cooc.errors import CoocError, ImageError, InputError, MachineError
+from cooc.onnx_files import write_onnx
 from cooc.pictures.batches import Item
 from cooc.pictures.decode import Picture, is_picture, load_image
 from cooc.pooler import Pooler
-from cooc.pooling import l2_normalise
-from cooc.recipes import DescriptorConfig, find_recipe, find_whitening, write_artefact
+from cooc.pooling import l2_normalise, power_mean
+from cooc.recipes import DescriptorConfig, find_recipe, find_whitening
 from cooc.stream import download, stream, upload
 from cooc.weights import content_hash, load_weights
 from cooc.whitening import Whitening
@@ -65,7 +68,9 @@ class Descriptor(nn.Module):
         self._spare: list[Descriptor] = []  # the same on the CPU, once a GPU has failed
 
     @classmethod
-    def from_pretrained(cls, name_or_folder: str | Path, *, device: str = "auto", **changes: Any) -> Descriptor:
+    def from_pretrained(
+        cls, name_or_folder: str | Path, *, device: str | torch.device = "auto", **changes: Any
+    ) -> Descriptor:
         """A named recipe (`cooc recipes` lists them), or a folder that `cooc train` or `save_pretrained` wrote.
 
         Changes are settings of the recipe: from_pretrained("paper-bilinear", size=640).
@@ -78,7 +83,17 @@ class Descriptor(nn.Module):
         """Settings, filter and whitening as one artefact; the network is named in it, with the hash of its weights."""
         layer = self.pooler.cooccurrence
         learned = layer if isinstance(layer, Cooccurrence) and layer.form != "direct" else None
-        write_artefact(Path(folder), self.config, learned, self.whitening, about={"fingerprint": self.fingerprint})
+        write_artefact(folder, self.config, learned, self.whitening, about={"fingerprint": self.fingerprint})
+
+    def export_onnx(self, path: str | Path, *, size: tuple[int, int] | None = None) -> None:
+        """The whole chain as one ONNX file: `images` uint8 (B, 3, H, W) -> `vectors` (B, D), float32, unit length.
+
+        Pictures may have any size; the recipe wants them at most `config.size` long, which is left to the caller.
+        R-MAC, whose regions follow from the size, and several scales are written for one: (H, W).
+        """
+        files = {name: Path(getattr(self.config, name)).name for name in ("filter", "whitening")}
+        about = {"cooc": json.dumps(self.config.as_dict() | files), "fingerprint": self.fingerprint}
+        write_onnx(self._copy_on_cpu(), path, size=size, about=about)
 
     @property
     def device(self) -> torch.device:
@@ -97,7 +112,7 @@ class Descriptor(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """Of the numbers behind the config: network weights, filter and whitening. Vectors of one may be compared.
+        """Of the values behind the config: network weights, filter and whitening. Vectors of one may be compared.
 
         Weights count in bfloat16, so that a machine that computes in it may read what another wrote in float32."""
         parts = {f"backbone.{k}": v.bfloat16().float().cpu() for k, v in self.backbone.network.state_dict().items()}
@@ -128,8 +143,7 @@ class Descriptor(nn.Module):
         """Unit vectors of the scales -> one: their mean (GeM: its own power mean), L2."""
         if len(vectors) == 1:
             return vectors[0]
-        p = float(dict(self.config.options).get("p", 3.0)) if self.config.pooling == "gem" else 1.0
-        return l2_normalise((torch.stack(list(vectors)) ** p).mean(0) ** (1 / p))
+        return l2_normalise(power_mean(torch.stack(list(vectors)), self.config.scale_power))
 
     # pictures
 
@@ -148,21 +162,29 @@ class Descriptor(nn.Module):
         One that cannot be read is an error; one in which the network finds nothing has a vector of zeros.
         """
         single = is_picture(pictures) or (isinstance(pictures, Tensor) and pictures.dim() == 3)
-        images: list[Any] = [pictures] if single else list(pictures)  # type: ignore[arg-type]
-        if boxes is not None and len(boxes) != len(images):
-            raise InputError(f"{len(images)} images, but {len(boxes)} boxes; give one box, or None, for each image.")
-        pairs = enumerate(zip(images, boxes or [None] * len(images), strict=True))
-        vectors = torch.empty(len(images), self.dim)
-        items = []
-        for i, (image, box) in pairs:
-            if isinstance(image, Tensor):
-                vectors[i] = torch.from_numpy(self.begin(self.load(image, box)[None])()[0])
-            else:
-                items.append(Item(i, image, box))
-        for item, found in self._stream(items, workers=0):
-            if isinstance(found, CoocError):
-                raise found
-            vectors[item.key] = torch.from_numpy(found)
+        images: Iterable[Any] = [pictures] if single else pictures  # type: ignore[assignment]
+        if boxes is not None:
+            images = list(images)
+            if len(boxes) != len(images):
+                raise InputError(
+                    f"{len(images)} images, but {len(boxes)} boxes; give one box, or None, for each image."
+                )
+        found: dict[int, Vector] = {}
+
+        def items() -> Iterator[Item]:
+            for i, image in enumerate(images):
+                box = boxes[i] if boxes is not None else None
+                if isinstance(image, Tensor):
+                    found[i] = self.begin(self.load(image, box)[None])()[0]
+                else:
+                    yield Item(i, image, box)
+
+        for item, vector in self._stream(items(), workers=0):
+            if isinstance(vector, CoocError):
+                raise vector
+            found[item.key] = vector
+        rows = [found[i] for i in range(len(found))]
+        vectors = torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, self.dim)
         if not bool(vectors.isfinite().all()):
             raise MachineError(NOT_FINITE)
         return vectors
@@ -184,8 +206,14 @@ class Descriptor(nn.Module):
         return download(self(upload(images, self.device)).float())
 
     def _on_cpu(self, images: Tensor) -> Callable[[], Vector]:
-        self._spare = self._spare or [copy.deepcopy(self).to("cpu", torch.float32)]
+        self._spare = self._spare or [self._copy_on_cpu()]
         return self._spare[0].begin(images)
+
+    def _copy_on_cpu(self) -> Descriptor:
+        """In float32. Tensors go to the CPU at once: the device may have no room for a second copy."""
+        known: dict[int, Any] = {id(x): x.cpu() for x in self.buffers()}
+        known |= {id(x): nn.Parameter(x.detach().cpu(), requires_grad=False) for x in self.parameters()}
+        return copy.deepcopy(self, known).to("cpu", torch.float32)
 
 
 def _why_none(vector: Vector) -> CoocError:
@@ -194,9 +222,7 @@ def _why_none(vector: Vector) -> CoocError:
 
 def load_backbone(config: DescriptorConfig, device: torch.device) -> Activations:
     """The config's network with its weights, on the device; several descriptors may share it."""
-    timm = config.backbone.startswith("timm:")
-    weights = load_weights(config.backbone if timm else BACKBONES[config.backbone].weights)
-    dtype = resolve_dtype(config.dtype, device)
+    weights, dtype = load_weights(config.weights), resolve_dtype(config.dtype, device)
     return build_backbone(config.backbone, config.layer or None, weights=weights, device=device, dtype=dtype)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from cooc import kernels
-from cooc.cooccurrence import EPS, Cooccurrence, shih_cooccurrence
-from cooc.pooling import POOLINGS, l2_normalise, mask
+from cooc.cooccurrence import Cooccurrence, shih_cooccurrence
+from cooc.pooling import POOLINGS, l2_normalise, mask, shapes
 from cooc.recipes import DescriptorConfig, find_filter
 
 __all__ = ["Pooler"]
@@ -18,48 +16,49 @@ LINEAR = {"chco-sct": (True, True), "sct": (True, False), "chco": (False, True)}
 
 
 class Pooler(nn.Module):
-    """A (B, C, H, W) -> (B, D) unit vectors: mask, co-occurrence, pooling, L2. Works in float32 whatever A is.
+    """A (B, C, H, W) -> (B, D) unit vectors: mask, co-occurrence, pooling, L2. Works in float32 or better.
 
     `sizes` (B, 2): rows and columns that count, for maps of different shapes that were padded to one. Each vector is
-    then that of its map alone.
+    then that of its map alone. `options` take the place of the config's, such as an exponent that is being learned.
     """
 
     def __init__(self, config: DescriptorConfig, channels: int) -> None:
         super().__init__()
         self.config = config
         pooling = POOLINGS[config.pooling]
-        self.pool: Callable[[Tensor, Tensor | None], Tensor] = pooling.build(channels, **dict(config.options))
+        self.pool = pooling.build(channels, **dict(config.options))
         self.cooccurrence = _cooccurrence(config) if pooling.cooccurrence else None
 
-    def forward(self, A: Tensor, sizes: Tensor | None = None) -> Tensor:
-        if sizes is not None:
-            return self._of_sizes(A, sizes)
-        A = A.float()
-        A = mask(A, self.config.mask, **({"sigma": self.config.sigma} if self.config.mask == "centre" else {}))
-        pooled = self._without_tensor(A)
+    def forward(self, A: Tensor, sizes: Tensor | None = None, **options: Tensor) -> Tensor:
+        A = A.to(torch.promote_types(A.dtype, torch.float32))
+        A = mask(A, self.config.mask, sigma=self.config.sigma, sizes=sizes)
+        pooled = None if sizes is not None or options else self._without_tensor(A)
         if pooled is None:
-            pooled = self.pool(A, None if self.cooccurrence is None else self.cooccurrence(A))
+            C = None if self.cooccurrence is None else self.cooccurrence(A, sizes)
+            pooled = self._pooled(A, C, sizes, options)
         return l2_normalise(pooled)
 
-    def _of_sizes(self, A: Tensor, sizes: Tensor) -> Tensor:
-        """Masks, regions and thresholds depend on a map's own shape: maps of one shape are pooled together."""
-        shapes, which = torch.unique(sizes, dim=0, return_inverse=True)
-        groups = [(which == i).nonzero()[:, 0] for i in range(len(shapes))]
-        parts = [self(A[rows, :, :h, :w]) for rows, (h, w) in zip(groups, shapes.tolist(), strict=True)]
-        return torch.cat(parts)[torch.cat(groups).argsort()]
+    def _pooled(self, A: Tensor, C: Tensor | None, sizes: Tensor | None, options: dict[str, Tensor]) -> Tensor:
+        """Zeros beyond a map change only the length of a vector, unless its pooling sees where the map ends."""
+        if sizes is None or not POOLINGS[self.config.pooling].border:
+            return self.pool(A, C, **options)
+        parts, order = [], []
+        for rows, h, w in shapes(sizes):
+            inner = A[rows, :, :h, :w], None if C is None else C[rows, :, :h, :w]
+            parts.append(self.pool(*inner, **options))
+            order.append(rows)
+        return torch.cat(parts)[torch.cat(order).argsort()]
 
     def _without_tensor(self, A: Tensor) -> Tensor | None:
         """Linear pooling of the direct tensor by a GPU kernel that never makes C_T, where there is one; else None."""
-        options = {"a": 2, "b": 2, "eps": 1e-5} | dict(self.config.options)
-        if self.config.pooling not in LINEAR or self.config.cooccurrence != "direct":
+        layer, options = self.cooccurrence, {"a": 2, "b": 2, "eps": 1e-5} | dict(self.config.options)
+        if self.config.pooling not in LINEAR or (options["a"], options["b"]) != (2, 2):
             return None
-        if (options["a"], options["b"]) != (2, 2):
+        if type(layer) is not Cooccurrence or (layer.form, layer.threshold) != ("direct", "mean"):
             return None
         spatial, rarity = LINEAR[self.config.pooling]
-        divisor, rare = max(A.shape[1] - 1, 1), options["eps"]
-        return kernels.linear_pooling(
-            A, self.config.radius, EPS, divisor, rarity_eps=rare, spatial=spatial, rarity=rarity
-        )
+        size = A, layer.radius, layer.eps, max(A.shape[1] - 1, 1)
+        return kernels.linear_pooling(*size, rarity_eps=options["eps"], spatial=spatial, rarity=rarity)
 
 
 def _cooccurrence(config: DescriptorConfig) -> nn.Module | None:
@@ -77,5 +76,5 @@ class Shih(nn.Module):
         super().__init__()
         self.radius = radius
 
-    def forward(self, A: Tensor) -> Tensor:
-        return shih_cooccurrence(A, self.radius)
+    def forward(self, A: Tensor, sizes: Tensor | None = None) -> Tensor:
+        return shih_cooccurrence(A, self.radius)  # zeros beyond a map correlate with nothing

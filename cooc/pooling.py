@@ -11,7 +11,7 @@ import functools
 import hashlib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,8 +37,10 @@ __all__ = [
     "l2_normalise",
     "mac",
     "mask",
+    "power_mean",
     "rmac",
     "sct",
+    "shapes",
     "signed_sqrt",
     "sketch_hashes",
     "spoc",
@@ -58,6 +60,11 @@ def _or_one(divisor: Tensor) -> Tensor:
     return torch.where(divisor > 0, divisor, torch.ones_like(divisor))
 
 
+def power_mean(x: Tensor, p: float = 1.0) -> Tensor:
+    """(mean of x^p)^(1/p) over the first dimension: how the vectors of several scales become one."""
+    return (x**p).mean(0) ** (1 / p)
+
+
 def signed_sqrt(x: Tensor) -> Tensor:
     """sign(x) sqrt(|x|), with a finite gradient at 0."""
     return torch.where(x == 0, x, x.sign() * x.abs().clamp_min(torch.finfo(x.dtype).tiny).sqrt())
@@ -68,16 +75,16 @@ def signed_sqrt(x: Tensor) -> Tensor:
 
 def top_down_mask(H: int, W: int, device: torch.device | str | None = None) -> Tensor:
     """SpTD: 1 in the top row, falling linearly to 0 in the bottom row. (H, W)"""
-    return torch.linspace(1, 0, H, device=device)[:, None].expand(H, W)
+    return (1 - torch.arange(H, device=device) / max(H - 1, 1))[:, None].expand(H, W)
 
 
 def centre_mask(H: int, W: int, device: torch.device | str | None = None, sigma: float = 0.5) -> Tensor:
     """SpCt: a Gaussian around the centre; sigma in units of the shorter side. (H, W)"""
     if not sigma > 0:
         raise InputError(f"sigma, the width of the centre mask, must be more than 0; got {sigma}.")
-    y = torch.arange(H, device=device) - (H - 1) / 2
-    x = torch.arange(W, device=device) - (W - 1) / 2
-    return torch.exp(-(y[:, None] ** 2 + x[None, :] ** 2) / (2 * (sigma * min(H, W)) ** 2))
+    y, x = (torch.arange(n, device=device, dtype=torch.float32) for n in (H, W))
+    distance = (y - y.mean())[:, None] ** 2 + (x - x.mean()) ** 2  # squared, to the centre
+    return torch.exp(-distance / min(H, W) ** 2 / (2 * sigma**2))
 
 
 def no_mask(H: int, W: int, device: torch.device | str | None = None) -> Tensor:
@@ -87,13 +94,30 @@ def no_mask(H: int, W: int, device: torch.device | str | None = None) -> Tensor:
 MASKS: dict[str, Callable[..., Tensor]] = {"none": no_mask, "top-down": top_down_mask, "centre": centre_mask}
 
 
-def mask(A: Tensor, name: str, **options: float) -> Tensor:
-    """A times the named mask. (B, C, H, W) -> same"""
+def mask(A: Tensor, name: str, *, sigma: float = 0.5, sizes: Tensor | None = None) -> Tensor:
+    """A times the named mask. (B, C, H, W) -> same
+
+    Of maps that were padded to one shape, sizes (B, 2) are the rows and columns that count: each is multiplied by the
+    mask that it has alone, and is 0 beyond them.
+    """
     if name not in MASKS:
         raise UnknownNameError("mask", name, MASKS)
+    options = {"sigma": sigma} if name == "centre" else {}
+    if sizes is not None:
+        weights = torch.zeros(len(A), 1, *A.shape[2:], device=A.device)
+        for rows, h, w in shapes(sizes):
+            weights[rows, 0, :h, :w] = MASKS[name](h, w, A.device, **options)
+        return (A * weights.to(A.dtype)).masked_fill(weights == 0, 0)  # whatever the padding held
     if name == "none":
         return A
     return A * MASKS[name](A.shape[2], A.shape[3], A.device, **options).to(A.dtype)
+
+
+def shapes(sizes: Tensor) -> Iterator[tuple[Tensor, int, int]]:
+    """Maps of one shape together: their rows in the batch, height and width. sizes (B, 2)"""
+    found, which = torch.unique(sizes, dim=0, return_inverse=True)
+    for i, (h, w) in enumerate(found.tolist()):
+        yield (which == i).nonzero()[:, 0], h, w
 
 
 # Baselines
@@ -286,9 +310,10 @@ class CompactBilinear(nn.Module):
 class Pooling:
     """One row of POOLINGS: `build(channels, **options)` gives `pool(A, C) -> (B, D)`."""
 
-    build: Callable[..., Callable[[Tensor, Tensor | None], Tensor]]
+    build: Callable[..., Callable[..., Tensor]]
     cooccurrence: bool  # does it look at C_T?
     source: str
+    border: bool = False  # does it see where a map ends, so that zeros beyond it would change more than the length?
 
     @property
     def options(self) -> list[str]:
@@ -297,9 +322,9 @@ class Pooling:
         return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
-def _plain(function: Callable[..., Tensor]) -> Callable[..., Callable[[Tensor, Tensor | None], Tensor]]:
+def _plain(function: Callable[..., Tensor]) -> Callable[..., Callable[..., Tensor]]:
     @functools.wraps(function)  # for its signature
-    def build(channels: int, **options: float) -> Callable[[Tensor, Tensor | None], Tensor]:
+    def build(channels: int, **options: float) -> Callable[..., Tensor]:
         return functools.partial(function, **options)
 
     return build
@@ -307,9 +332,9 @@ def _plain(function: Callable[..., Tensor]) -> Callable[..., Callable[[Tensor, T
 
 POOLINGS: dict[str, Pooling] = {
     "ucrow": Pooling(_plain(ucrow), False, "sum pooling; the paper's table 1, row 1"),
-    "spoc": Pooling(_plain(spoc), False, "Babenko and Lempitsky 2015"),
-    "mac": Pooling(_plain(mac), False, "Razavian et al. 2014, Tolias et al. 2016"),
-    "rmac": Pooling(_plain(rmac), False, "Tolias et al. 2016"),
+    "spoc": Pooling(_plain(spoc), False, "Babenko and Lempitsky 2015", border=True),
+    "mac": Pooling(_plain(mac), False, "Razavian et al. 2014, Tolias et al. 2016", border=True),
+    "rmac": Pooling(_plain(rmac), False, "Tolias et al. 2016", border=True),
     "gem": Pooling(_plain(gem), False, "Radenovic et al. 2018"),
     "crow": Pooling(_plain(crow), False, "Kalantidis et al. 2016"),
     "chco-sct": Pooling(_plain(chco_sct), True, "the paper's Eq. 7 to 10"),

@@ -5,7 +5,7 @@ find_recipe("gem+p=4+size=640")                  any setting or pooling option, 
 find_recipe("crow+ms")                           ms: at scales 1, 1/sqrt 2, 1/2;  raw: without whitening
 find_recipe("runs/mine")                         a folder: what `cooc train` and Descriptor.save_pretrained write
 
-Such a folder is an artefact: descriptor.json has the settings; filter and whitening lie beside it as safetensors.
+Such a folder is an artefact: see cooc/artefacts.py.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from cooc.activations import BACKBONES
-from cooc.cooccurrence import Cooccurrence
 from cooc.errors import InputError, UnknownNameError, WhiteningError
-from cooc.files import replacing
 from cooc.pooling import MASKS, POOLINGS
+from cooc.weights import weights_home
 from cooc.whitening import Whitening
 from cooc.whitening import load as load_whitening
-from cooc.whitening import save as save_whitening
 
 __all__ = [
+    "ARTEFACT",
     "MULTI_SCALE",
     "RECIPES",
     "DescriptorConfig",
@@ -37,9 +36,9 @@ __all__ = [
     "find_filter",
     "find_recipe",
     "find_whitening",
+    "kept_artefacts",
     "read_artefact",
     "shipped",
-    "write_artefact",
 ]
 
 MULTI_SCALE = (1.0, math.sqrt(0.5), 0.5)
@@ -131,11 +130,28 @@ class DescriptorConfig:
 
     @property
     def space(self) -> str:
-        """The same for people: names the whitening files that ship with cooc."""
-        parts = [self.backbone, self.pooling]
+        """The same for people: names the whitening files that ship with cooc. A layer is named unless it is the
+        backbone's default."""
+        default = "" if self.backbone.startswith("timm:") else next(iter(BACKBONES[self.backbone].layers))
+        parts = [self.backbone, *[self.layer] * (self.layer != default), self.pooling]
         if POOLINGS[self.pooling].cooccurrence:
             parts.append({"direct": "act", "none": "aa"}.get(self.cooccurrence, self.cooccurrence))
         return "-".join(parts + [self.mask] * (self.mask != "none"))
+
+    @property
+    def weights(self) -> str:
+        """The name of its network's weights."""
+        return self.backbone if self.backbone.startswith("timm:") else BACKBONES[self.backbone].weights
+
+    @property
+    def depthwise(self) -> bool:
+        """Does its network do little with large maps? Of timm's it is not known before they are built."""
+        return self.backbone in BACKBONES and BACKBONES[self.backbone].depthwise
+
+    @property
+    def scale_power(self) -> float:
+        """The exponent of the mean over scales: GeM's own, else 1."""
+        return float(dict(self.options).get("p", 3.0)) if self.pooling == "gem" else 1.0
 
     def score_space(self, dim: int, fingerprint: str = "") -> str | None:
         """The name of its scores: what a calibration is kept by.
@@ -263,54 +279,58 @@ def find_recipe(name: str) -> Recipe:
     base, *changes = name.split("+")
     if Path(name).is_dir():
         base, changes = name, []
-    if base not in RECIPES and not Path(base).is_dir():
-        raise UnknownNameError("recipe", base, RECIPES)
-    found = RECIPES.get(base) or read_artefact(Path(base))
+    found = RECIPES.get(base) or read_artefact(_artefact(base))
     config = found.config
     for change in changes:
         config = _change(config, change)
     return Recipe(name, config, found.source + (f", changed: {' '.join(changes)}" if changes else ""))
 
 
+def kept_artefacts() -> Path:
+    """Where `cooc weights import` puts descriptors that were brought from elsewhere, each in a folder of its name."""
+    return weights_home().parent / "descriptors"
+
+
+def _artefact(name: str) -> Path:
+    here = Path(name)
+    if here.is_dir():
+        return here
+    kept = {folder.name: folder for folder in kept_artefacts().glob("*") if folder.is_dir()}
+    if name not in kept:
+        raise UnknownNameError("recipe", name, [*RECIPES, *kept])
+    return kept[name]
+
+
 def read_artefact(folder: Path) -> Recipe:
     file = folder / ARTEFACT
     try:
+        if not file.is_file() and (folder / "run.json").is_file():
+            return _old_run(folder)
         content = json.loads(file.read_text(encoding="utf-8"))
         values = content["config"]
         for name in ("filter", "whitening"):
             if values[name]:
                 values[name] = str(folder / Path(values[name]).name)
-        return Recipe(str(folder), DescriptorConfig.from_dict(values), f"{file}: {content.get('source', 'unknown')}")
+        return Recipe(str(folder), DescriptorConfig.from_dict(values), str(content.get("source", file)))
     except FileNotFoundError as error:
         raise InputError(f"There is no descriptor in {folder} ({ARTEFACT} is missing). Name a recipe.") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is no descriptor that cooc wrote ({error}). Write or copy it again.") from error
 
 
-def write_artefact(
-    folder: Path,
-    config: DescriptorConfig,
-    filter: Cooccurrence | None,
-    whitening: Whitening | None,
-    *,
-    about: Mapping[str, Any] | None = None,
-) -> None:
-    """A descriptor as one folder, which any command takes as a recipe. descriptor.json comes last: then it is whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if filter is not None:
-        filter.save(folder / "filter.safetensors")
+def _old_run(folder: Path) -> Recipe:
+    """What `cooc train` left before it wrote artefacts: the recipe's name, a filter and a whitening."""
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    trained, searching = DescriptorConfig.from_dict(run["config"]["descriptor"]), find_recipe(run["recipe"]).config
+    config = trained.replace(size=searching.size, scales=searching.scales, dtype="auto")
+    if "filter" in run:
         config = config.replace(cooccurrence="learned", filter=str(folder / "filter.safetensors"))
-    if whitening is not None:
-        meta = {"space": config.space, "space_hash": config.space_hash}
-        fitted = Whitening(whitening.mean, whitening.projection.detach(), whitening.meta | meta, whitening.eigenvalues)
-        save_whitening(fitted, folder / "whitening.safetensors")
-    files = {
-        "filter": "filter.safetensors" if filter else "",
-        "whitening": "whitening.safetensors" if whitening else "",
-    }
-    values = config.as_dict() | {"dtype": "auto", "dim": whitening.dim if whitening else 0} | files
-    with replacing(folder / ARTEFACT) as stream:
-        stream.write(json.dumps({**(about or {}), "config": values}, indent=1).encode() + b"\n")
+    if "exponent" in run:
+        name = "p" if config.pooling == "gem" else "b"
+        config = config.replace(options=dict(config.options) | {name: run["exponent"]})
+    if "whitening" in run:
+        config = config.replace(whitening=str(folder / "whitening.safetensors"), dim=run["whitening"]["dim"])
+    return Recipe(str(folder), config, f"trained on {run['data']['name']}")
 
 
 def _change(config: DescriptorConfig, change: str) -> DescriptorConfig:

@@ -40,7 +40,7 @@ class TimmModel:
 
 
 def timm_model(name: str, layer: str | None = None) -> TimmModel:
-    """A model with random numbers up to a feature map: `layer` is timm's name for it (`layer3`, `stages.2`), or its
+    """A model with random weights up to a feature map: `layer` is timm's name for it (`layer3`, `stages.2`), or its
     number from either end (`3`, `-1`). By default it is the last one."""
     timm = _import_timm()
     info = _feature_maps(timm, name, -1).feature_info

@@ -15,8 +15,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -30,8 +28,20 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from cooc.errors import UnknownNameError, WhiteningError
+from cooc.files import write_whole
 
-__all__ = ["STORAGE", "PCAFitter", "Whitening", "fit_learned", "fit_pca", "fit_pca_streaming", "load", "save", "whiten"]
+__all__ = [
+    "STORAGE",
+    "PCAFitter",
+    "Storage",
+    "Whitening",
+    "fit_learned",
+    "fit_pca",
+    "fit_pca_streaming",
+    "load",
+    "save",
+    "whiten",
+]
 
 Vectors = Tensor | NDArray[Any]
 Indices = Tensor | NDArray[Any] | Sequence[int]
@@ -379,21 +389,13 @@ def save(whitening: Whitening, path: str | Path, storage: Storage = "float32") -
     """Writes safetensors, atomically, with the projection in full, in half or in a quarter of the space."""
     if storage not in STORAGE:
         raise UnknownNameError("whitening storage", storage, STORAGE)
-    path = Path(path)
     tensors = {"mean": whitening.mean, "eigenvalues": whitening.eigenvalues, **_pack(whitening.projection, storage)}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None}
     own = {"format": FORMAT, "storage": storage, "checksum": _checksum(plain)}
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("xb") as file:
-            file.write(to_bytes(plain, metadata=whitening.meta | own))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(path, to_bytes(plain, metadata=whitening.meta | own))
     except OSError as error:
         raise WhiteningError(f"Cannot write whitening to {path} ({error}): check the folder and its space.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load(path: str | Path) -> Whitening:

@@ -12,24 +12,16 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from cooc.cooccurrence import (
-    cooccurrence,
-    cooccurrence_factored,
-    cooccurrence_learned,
-    direct_filter,
-    shih_cooccurrence,
-)
+from cooc.cooccurrence import cooccurrence, cooccurrence_factored
 from cooc.pooling import chco, chco_sct, compact_bilinear, sct, sketch_hashes
 
 Case = tuple[str, Tensor | None, Tensor, float]  # what, by the kernel, reference in float64, largest error
 
 HALF, SINGLE = 1e-2, 2e-6
-TIES = 2e-3  # where another offset wins, its correlation is the same, but what it points at is not
 EPS = 1e-10
 
 
@@ -84,7 +76,7 @@ def check_thresholds(maps: Maps) -> Iterator[Case]:
 
 
 def check_linear(maps: Maps) -> Iterator[Case]:
-    from cooc.kernels import direct
+    from cooc.kernels import linear
 
     poolings: dict[tuple[bool, bool], Callable[..., Tensor]] = {
         (True, True): chco_sct,
@@ -96,48 +88,13 @@ def check_linear(maps: Maps) -> Iterator[Case]:
             A = maps(B, C, H, W, dtype=dtype)
             reference = cooccurrence(A.double(), radius)
             for (spatial, rarity), pool in poolings.items():
-                found = direct.linear_pooling(
-                    A, radius, EPS, C - 1, rarity_eps=1e-5, spatial=spatial, rarity=rarity
-                )  # fmt: skip
+                weights = {"rarity_eps": 1e-5, "spatial": spatial, "rarity": rarity}
+                found = linear.linear_pooling(A, radius, EPS, C - 1, **weights)
                 yield f"{pool.__name__} {(B, C, H, W)}, {dtype}", found, pool(A.double(), reference), SINGLE
 
 
-def check_choices(maps: Maps) -> Iterator[Case]:
-    """Whatever the benchmark lets the kernels choose from gives the same."""
-    from benchmarks import kernels
-    from cooc.kernels import direct
-
-    B, C, H, W = (3, 10, 5, 9) if maps.small else (5, 512, 24, 32)
-    A = maps(B, C, H, W)
-    reference = cooccurrence(A.double())
-    late = {"lag": 2}
-    for choices in (late, *kernels.DIRECT[-1 if maps.small else 0 :]):
-        made = direct.tensor(A, 4, None, EPS, C - 1, **choices)
-        yield f"direct, {choices}", made[0] if made else None, reference, SINGLE
-    levels = torch.linspace(0.1, 0.5, B)
-    made = direct.tensor(A, 4, levels, EPS, C - 1, **late)
-    expected = cooccurrence(A.double(), 4, levels.to(A.device))
-    yield "direct, thresholds, late", made[0] if made else None, expected, SINGLE
-    for choices in ({"warps": 4}, *kernels.LINEAR[-1 if maps.small else 0 :]):
-        options: dict[str, Any] = {"rarity_eps": 1e-5, "spatial": True, "rarity": True, **choices}
-        found = direct.linear_pooling(A, 4, EPS, C - 1, **options)
-        yield f"linear, {choices}", found, chco_sct(A.double(), reference), SINGLE
-
-
-def check_learned(maps: Maps) -> Iterator[Case]:
-    from cooc.kernels import learned
-
-    for B, C, H, W, radius in maps.sizes([(2, 64, 3, 5, 1)], [(4, 512, 24, 32, 4)]):
-        A = maps(B, C, H, W, dtype=torch.bfloat16)
-        side = 2 * radius + 1
-        filter = (direct_filter(C, radius).to(A.device) + maps.noise(C, C, side, side)).bfloat16()
-        exact = cooccurrence_learned(A.double() if maps.small else A.float(), filter.double().to(torch.float32))
-        for tile in [tile for tile in learned.TILES if C % tile[1] == 0][: 1 if maps.small else None]:
-            yield f"{(B, C, H, W)}, tile {tile}", learned.full(A, filter, None, C - 1, tile), exact.double(), HALF
-
-
 def check_factored(maps: Maps) -> Iterator[Case]:
-    from cooc.kernels import learned
+    from cooc.kernels import factored
 
     sizes: list[tuple[int, ...]] = [(2, 20, 5, 7, 1, 5), (3, 64, 9, 11, 1, 16)]
     for B, C, H, W, radius, rank in maps.sizes(
@@ -145,11 +102,11 @@ def check_factored(maps: Maps) -> Iterator[Case]:
     ):
         side = 2 * radius + 1
         left, right = maps.noise(C, rank), maps.noise(rank, C, side, side) / C**0.5
-        for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, HALF)):
-            A = maps(B, C, H, W, dtype=dtype)
-            reference = cooccurrence_factored(A.double(), left.double(), right.double())
-            found = learned.factored(A, left, right, None, EPS, C - 1)
-            yield f"{(B, C, H, W)}, rank {rank}, {dtype}", found, reference, most
+        A = maps(B, C, H, W)
+        for t in (None, torch.linspace(0.1, 0.5, B, device=A.device)):
+            reference = cooccurrence_factored(A.double(), left.double(), right.double(), "mean" if t is None else t)
+            found = factored.factored(A, left, right, t, EPS, C - 1)
+            yield f"{(B, C, H, W)}, rank {rank}{', thresholds' * (t is not None)}", found, reference, 1e-5
 
 
 def check_sketch(maps: Maps) -> Iterator[Case]:
@@ -157,44 +114,23 @@ def check_sketch(maps: Maps) -> Iterator[Case]:
 
     for B, C, H, W, dim in maps.sizes([(2, 20, 5, 7, 150)], [(32, 512, 24, 32, 8192), (2, 700, 9, 31, 1000)]):
         bins, signs = (x.to(maps.device) for x in sketch_hashes(C, dim))
-        for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5)):
-            A, other = maps(B, C, H, W, dtype=dtype), maps(B, C, H, W, dtype=dtype)
-            if maps.small and dtype == torch.bfloat16:
-                continue
-            reference = compact_bilinear(A.double(), other.double(), bins=bins, signs=signs, dim=dim)
-            yield (
-                f"{(B, C, H, W)} to {dim}, {dtype}",
-                sketch.compact_bilinear(A, other, bins, signs, dim),
-                reference,
-                most,
-            )
-
-
-def check_shih(maps: Maps) -> Iterator[Case]:
-    from cooc.kernels import shih
-
-    for B, C, H, W, radius in maps.sizes([(2, 20, 5, 7, 1)], [(2, 512, 24, 32, 4), (1, 130, 20, 33, 3)]):
         for dtype in (torch.float32, torch.bfloat16):
-            A = maps(B, C, H, W, dtype=dtype)
-            for form in ("vector", "tensor"):
-                reference = shih_cooccurrence(A.double(), radius, form)
-                found = shih.shih_cooccurrence(A, radius, form)
-                most = HALF if dtype == torch.bfloat16 else (1e-5 if form == "vector" else TIES)
-                yield f"{form} {(B, C, H, W)}, {dtype}", found, reference, most
-                if form == "tensor" and dtype == torch.float32 and found is not None:  # this sum no tie changes
-                    yield f"sum of {(B, C, H, W)}", found.sum((2, 3)), reference.sum((2, 3)), 1e-5
+            A, other = maps(B, C, H, W, dtype=dtype), maps(B, C, H, W, dtype=dtype)
+            reference = compact_bilinear(A.double(), other.double(), bins=bins, signs=signs, dim=dim)
+            found = sketch.compact_bilinear(A, other, bins, signs, dim)
+            yield f"{(B, C, H, W)} to {dim}, {dtype}", found, reference, 1e-5
 
 
 def check_repeat(maps: Maps) -> Iterator[Case]:
     """Twice the same bits."""
-    from cooc.kernels import direct, sketch
+    from cooc.kernels import direct, linear, sketch
 
     B, C, H, W = (2, 20, 6, 7) if maps.small else (32, 512, 24, 32)
     A = maps(B, C, H, W)
     bins, signs = (x.to(maps.device) for x in sketch_hashes(C, 256))
     for name, call in (
         ("direct", lambda: direct.tensor(A, 4, None, EPS, C - 1)[0]),  # type: ignore[index]
-        ("linear", lambda: direct.linear_pooling(A, 4, EPS, C - 1, rarity_eps=1e-5, spatial=True, rarity=True)),
+        ("linear", lambda: linear.linear_pooling(A, 4, EPS, C - 1, rarity_eps=1e-5, spatial=True, rarity=True)),
         ("sketch", lambda: sketch.compact_bilinear(A, A, bins, signs, 256)),
     ):
         first = call()
@@ -208,15 +144,12 @@ def check_forms(maps: Maps) -> Iterator[Case]:
 
     device = torch.device(maps.device)
     for name in kernels.PARTS:
-        channels = 512 if not maps.small else {"learned": 256, "segments": 16, "shih": 8}.get(name, 12)
+        channels = 512 if not maps.small else 16 if name == "segments" else 12
         H, W, radius = (5, 6, 1) if maps.small else (24, 32, 4)
         A = maps(1, channels, H, W, dtype=torch.bfloat16)
-        for form in kernels.part(name, channels, 1, H * W, radius, device, 1e12, 1e14):
-            if maps.small and (form.name.startswith("compiled") or (form.name[-8:] == "bfloat16" and name != "shih")):
-                continue
-            x = A if form.narrow else A.float()
-            x = x.contiguous(memory_format=torch.channels_last) if form.last else x
-            yield f"{name}: {form.name}", form.build()(x), form.exact(A.double()), HALF
+        for form in kernels.part(name, channels, H * W, radius, device, 1e12, 1e14):
+            if not (maps.small and form.name.startswith("compiled")):
+                yield f"{name}: {form.name}", form.build()(A.float()), form.exact(A.double()), HALF
 
 
 CHECKS: dict[str, Callable[[Maps], Iterator[Case]]] = {

@@ -25,6 +25,7 @@ from cooc.cooccurrence import (
     cooccurrence_learned,
     cooccurrence_vector,
     direct_filter,
+    inside,
     shih_cooccurrence,
 )
 from cooc.errors import InputError, UnknownNameError
@@ -183,6 +184,75 @@ def test_zeros_around_a_map_neither_give_nor_get() -> None:
     inside = torch.zeros_like(wide, dtype=torch.bool)
     inside[:, :, 2:-5, 3:-1] = True
     assert out[~inside].eq(0).all()
+
+
+# Maps of different shapes in one batch
+
+SIZES = [(6, 4), (3, 5), (1, 1), (4, 2)]
+
+
+def padded(shift: float = 0.0, beyond: float = math.nan) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Maps of those sizes, alone; and in one batch, with whatever beyond them."""
+    alone = [maps(1, H=h, W=w, seed=i) - shift for i, (h, w) in enumerate(SIZES)]
+    together = torch.full((len(SIZES), C, 7, 6), beyond, dtype=torch.float64)
+    for row, A in zip(together, alone, strict=True):
+        row[:, : A.shape[2], : A.shape[3]] = A[0]
+    return alone, together, torch.tensor(SIZES)
+
+
+@pytest.mark.parametrize("form", ["direct", "learned", "factored"])
+@pytest.mark.parametrize("threshold", ["mean", 0.3, -0.2])
+@pytest.mark.parametrize("beyond", [0.0, 9.0, math.nan, math.inf])
+@pytest.mark.parametrize("shift", [0.0, 1.5])  # a ReLU's maps, and others with a mean below 0
+def test_padded_maps_are_each_as_alone(form: str, threshold: str | float, beyond: float, shift: float) -> None:
+    layer = Cooccurrence(form, channels=C, radius=R, rank=3, threshold=threshold).double()
+    for parameter, value in zip(
+        layer.parameters(), [random_filter()] if form == "learned" else factors(), strict=False
+    ):
+        parameter.data = value
+    alone, together, sizes = padded(shift, beyond)
+    layer.requires_grad_(False)
+    found = layer(together, sizes)
+    for row, A in zip(found, alone, strict=True):
+        h, w = A.shape[2:]
+        exact(row[:, :h, :w], layer(A)[0])
+        row[:, :h, :w] = 0
+    assert found.eq(0).all()
+
+
+def test_what_lies_beyond_a_map_has_no_gradient() -> None:
+    _, together, sizes = padded(beyond=5.0)
+    A = together.requires_grad_()
+    Cooccurrence(radius=R)(A, sizes).sum().backward()
+    within = inside(together, sizes).expand_as(together)
+    assert A.grad is not None
+    assert A.grad[~within].eq(0).all()
+    assert A.grad[within].any()
+
+
+def test_half_precision_maps_with_sizes() -> None:
+    alone, together, sizes = padded(beyond=0.0)
+    found = Cooccurrence(radius=R)(together.bfloat16(), sizes)
+    assert found.dtype == torch.bfloat16
+    for row, A in zip(found.float(), alone, strict=True):
+        wanted = Cooccurrence(radius=R)(A.bfloat16())[0].float()
+        torch.testing.assert_close(row[:, : A.shape[2], : A.shape[3]], wanted, rtol=0.02, atol=0.02)
+
+
+def test_sizes_compile_and_export() -> None:
+    torch.compiler.reset()
+    layer, (_, together, sizes) = Cooccurrence(radius=R), padded(beyond=0.0)
+    exact(torch.compile(layer, fullgraph=True, backend="aot_eager")(together, sizes), layer(together, sizes))
+    batch, high, wide = (torch.export.Dim(name, min=2) for name in "BHW")
+    shapes = {"A": {0: batch, 2: high, 3: wide}, "sizes": {0: batch}}
+    program = torch.export.export(layer, (together, sizes), dynamic_shapes=shapes)
+    A, other = F.pad(together[:3], (0, 2, 0, 1)), sizes[:3]
+    exact(program.module()(A, other), layer(A, other))
+
+
+def test_sizes_of_another_batch() -> None:
+    with pytest.raises(InputError, match=r"\(2, 2\); got \(3, 2\)"):
+        Cooccurrence()(maps(2), torch.ones(3, 2))
 
 
 # Learned and factored

@@ -304,6 +304,19 @@ def test_spaces_for_people() -> None:
     assert config(cooccurrence="shih", mask="top-down").space == "efficientnet-lite0-chco-sct-shih-top-down"
 
 
+def test_a_layer_is_named_unless_it_is_the_default() -> None:
+    """Two layers of one network are two spaces, and their whitenings two files."""
+    for backbone, layer, named in (
+        ("vgg16-caffe", "pool5", "vgg16-caffe-gem"),
+        ("vgg16-caffe", "conv5_3", "vgg16-caffe-conv5_3-gem"),
+        ("resnet50-caffe", "", "resnet50-caffe-gem"),
+        ("resnet50-caffe", "conv4", "resnet50-caffe-conv4-gem"),
+        ("timm:resnet18", "", "timm:resnet18-gem"),
+        ("timm:resnet18", "layer3", "timm:resnet18-layer3-gem"),
+    ):
+        assert config(backbone=backbone, layer=layer, pooling="gem").space == named
+
+
 @pytest.mark.parametrize(
     ("changes", "nearest"),
     [

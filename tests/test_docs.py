@@ -24,8 +24,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 METHOD = (ROOT / "docs/method.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 def look_up(name: str) -> Any:
@@ -68,20 +68,23 @@ def test_the_contracts_know_every_room_and_no_exception() -> None:
     assert not [one["name"] for one in module.contracts() if "ignore_imports" in one]
 
 
-def test_readme_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shapes in its comments are true."""
+@pytest.mark.parametrize("page", ["README.md", "docs/pytorch.md"])
+def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    """Block after block; the shapes in its comments are true."""
     rng = np.random.default_rng(0)
-    for name in set(re.findall(r'"(\w+\.jpg)"', README)):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name in set(re.findall(r'"(\w+\.jpg)"', text)):
         noise = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
         noise.resize((128, 96), Image.Resampling.BICUBIC).save(tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("python")
     names: dict[str, Any] = {}
-    exec(compile(code, "README.md", "exec"), names)
-    stated = re.findall(r"^(\w+) = .*# \(([\d, ]+)\)", code, re.MULTILINE)
-    assert len(stated) >= 3
-    for name, shape in stated:
-        assert tuple(names[name].shape) == tuple(int(n) for n in shape.split(",")), name
+    stated = 0
+    for code in blocks("python", text):
+        exec(compile(code, page, "exec"), names)
+        for name, shape in re.findall(r"^(\w+) = .*# \(([\d, ]+)\)", code, re.MULTILINE):
+            assert tuple(names[name].shape) == tuple(int(n) for n in shape.split(",")), name
+            stated += 1
+    assert stated >= 3
 
 
 def test_readme_commands_exist() -> None:

@@ -19,7 +19,7 @@ from cooc.kernels.memory import derived
 
 pytest.importorskip("triton", reason="Triton is for Linux only")
 
-CHECKS = ("direct", "thresholds", "linear", "choices", "learned", "factored", "sketch", "shih", "repeat", "forms")
+CHECKS = ("direct", "thresholds", "linear", "factored", "sketch", "repeat", "forms")
 
 
 def test_kernels_equal_torch_forms() -> None:
@@ -38,7 +38,6 @@ def test_nothing_but_a_gpu_uses_kernels() -> None:
     assert not kernels.usable(A)
     assert kernels.cooccurrence(A, 1, None, 0.0, 3.0) is None
     assert kernels.linear_pooling(A, 1, 0.0, 3.0, rarity_eps=1e-5, spatial=True, rarity=True) is None
-    assert kernels.shih_cooccurrence(A, 1, "tensor") is None
 
 
 def test_torch_forms_do_not_import_triton() -> None:

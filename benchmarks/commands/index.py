@@ -13,6 +13,7 @@ from rich.table import Table
 
 from cooc.cli import err, out
 from cooc.cli.describing import DEFAULT, DeviceOption, WorkersOption
+from cooc.files import write_whole
 
 ResultsOption = Annotated[Path, typer.Option(metavar="FOLDER", help="Where the result file goes.")]
 
@@ -38,8 +39,12 @@ def bench_index(
     from benchmarks.agreement import compare_rankings
     from benchmarks.indexing import kill_and_resume, measure_throughput, open_or_create
     from cooc.bench.run import Options
+    from cooc.pictures.malloc import keep_maps
     from cooc.provenance import provenance
+    from cooc.recipes import find_recipe
 
+    if find_recipe(recipe).config.depthwise:  # as `cooc index` does
+        keep_maps()
     with err.status("Measuring ..."):
         if ranking:
             name, found = "ranking", compare_rankings(folder, recipe, Options(device, workers=workers, cache=cache))
@@ -88,9 +93,7 @@ def bench_search(
 
 def _write(found: dict[str, Any], file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(file)
+    write_whole(file, json.dumps(found, indent=1) + "\n")
     err.print(f"Written: {file}", markup=False)
 
 

@@ -15,14 +15,12 @@ from cooc.errors import InputError
 WIDE = 100  # columns of a table that goes into a file or a pipe
 TITLES = {
     "cooccurrence": "C_T at {0} x {1}, radius {2}; ratio: to the closed form; floor: A read, C_T written at copy speed",
-    "sketch": "Compact bilinear pooling to 8192 values; ratio: to the scatter form",
+    "sketch": "Compact bilinear pooling to 8192 dimensions; ratio: to the scatter form",
     "descriptor": "Whole descriptor, pictures of {3} x {4}; ratio: to the bare network",
     "direct": "GPU kernel of C_T; ratio: to the kernel; floor: A read, C_T written at copy speed",
     "linear": "GPU kernel of ChCO-SC_T without C_T; floor: A read at copy speed",
-    "learned": "C_T with a full filter in bfloat16; floor: operations at the measured bfloat16 rate",
     "factored": "C_T with direct + rank 32; floor: operations at the measured bfloat16 rate",
-    "segments": "GPU kernel of the sketch to 8192 values; floor: A read at copy speed",
-    "shih": "Shih et al.'s tensor; floor: operations at the measured bfloat16 rate",
+    "segments": "GPU kernel of the sketch to 8192 dimensions; floor: A read at copy speed",
 }
 
 
@@ -31,19 +29,19 @@ def speed(
     channels: Annotated[str, typer.Option(metavar="N,N,...", help="Channels of the maps.")] = "32,512,2048",
     batches: Annotated[str, typer.Option(metavar="N,N,...", help="Images in one call.")] = "1,5,32",
     picture: Annotated[str, typer.Option(metavar="WxH", help="Pixels of a picture for the descriptor.")] = "1024x768",
-    sections: Annotated[str, typer.Option(help=f"Any of {','.join(TITLES)}; kernels: the last six, on a GPU.")] = "",
+    sections: Annotated[str, typer.Option(help=f"Any of {','.join(TITLES)}; kernels: the last four, on a GPU.")] = "",
     forms: Annotated[str, typer.Option(help="Only these forms of C_T, joined by commas.")] = "",
     seconds: Annotated[float, typer.Option(help="For one form at one size.")] = 0.4,
     results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where speed-<device>.json goes.")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Measure C_T in all its forms, the sketch, and the descriptor against its bare network, in one run."""
-    from benchmarks.speed import FORMS, SECTIONS, Options, run_speed, write_speed
+    from benchmarks.speed import FORMS, SECTIONS, SpeedConfig, run_speed, write_speed
 
     width, height = _numbers(picture, "x", "--picture", 2)
-    wanted = sections.replace("kernels", "direct,linear,learned,factored,segments,shih")
+    wanted = sections.replace("kernels", "direct,linear,factored,segments")
     with err.status("Measuring ...") as status:
-        options = Options(
+        options = SpeedConfig(
             device=device,
             channels=tuple(_numbers(channels, ",", "--channels")),
             batches=tuple(_numbers(batches, ",", "--batches")),

@@ -10,6 +10,7 @@ import numpy as np
 
 from cooc.cooccurrence import Cooccurrence, direct_filter
 from cooc.errors import InputError, UnknownNameError
+from cooc.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,13 +118,12 @@ def _write(figure: Figure, path: Path) -> None:
     kind = path.suffix.lstrip(".").lower()
     if kind not in kinds:
         raise UnknownNameError("type of figure", path.suffix, [f".{name}" for name in kinds])
-    temporary = path.with_name(f".{path.name}.tmp")
     options: dict[str, Any] = {"pil_kwargs": {"quality": 78, "optimize": True}} if kind in ("jpg", "jpeg") else {}
     if kind == "svg":
         options["metadata"] = {"Date": None}
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(temporary, format=kind, dpi=120, facecolor="white", **options)
-    temporary.replace(path)
+    with replacing(path) as file:
+        figure.savefig(file, format=kind, dpi=120, facecolor="white", **options)
 
 
 def page(width: float, height: float) -> Figure:

@@ -27,6 +27,7 @@ from cooc.datasets.retrieval import Dataset
 from cooc.descriptor import NOT_FINITE, Descriptor, load_backbone, rescale
 from cooc.errors import CoocError, DatasetError, InputError, UnknownNameError
 from cooc.evaluation import PROTOCOLS, bootstrap_interval, evaluate, positive_ranks, precision_recall
+from cooc.files import replacing, write_whole
 from cooc.pictures.batches import Item
 from cooc.provenance import provenance
 from cooc.recipes import Recipe, find_whitening
@@ -314,10 +315,8 @@ class _Cache:
     def add(self, keys: Sequence[str], vectors: Vectors) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / f"{hashlib.sha256(''.join(keys).encode()).hexdigest()[:20]}.npz"
-        temporary = file.with_suffix(".tmp")
-        with temporary.open("wb") as out:
+        with replacing(file) as out:
             np.savez(out, keys=np.array(keys), vectors=vectors)
-        temporary.replace(file)
         self._take(keys, vectors)
 
     def get(self, keys: Sequence[str]) -> Vectors:
@@ -378,9 +377,7 @@ def write_result(result: dict[str, Any], folder: Path) -> Path:
     """results/<dataset>--<recipe>.json"""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result['dataset']}--{result['recipe']}.json"
-    temporary = path.with_suffix(".tmp")
     text = json.dumps(result, indent=1)
     text = re.sub(r"\[\n[^\[\]{}]+\]", lambda flat: re.sub(r"\n\s*", " ", flat[0]), text)  # plain lists on one line
-    temporary.write_text(text + "\n")
-    temporary.replace(path)
+    write_whole(path, text + "\n")
     return path

@@ -90,7 +90,9 @@ def index(
     Only new and changed pictures are described. Stop it when you like, and run it again: it goes on where it was.
     Pictures of a folder that is empty or missing (is its disk mounted?) stay in the index, marked as away.
     """
+    from cooc.activations import resolve_device
     from cooc.pictures import is_url
+    from cooc.pictures.malloc import keep_maps
 
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
@@ -105,6 +107,8 @@ def index(
         raise InputError(f"Pictures in {pictures} need --index INDEX: a folder of this machine, or a server.")
     where = index or str(Path(folders[0]) / NAME)
     with _open_or_create(where, recipe, pictures, device, storage, missing) as search:
+        if search.config.depthwise and resolve_device(device).type == "cpu":
+            keep_maps()
         with running(search, quiet, as_json) as progress:
             report = search.index(
                 folders,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,14 +77,15 @@ def train(
 ) -> None:
     """Learn a co-occurrence filter from photos of which some show the same thing (section 5 of the paper).
 
-    RUN then holds filter.safetensors, whitening.safetensors, run.json, log.jsonl and the checkpoint. On several GPUs:
-    torchrun --nproc-per-node 4 -m cooc.cli train --cache FOLDER ...
+    RUN is then a recipe for any command (descriptor.json, filter.safetensors, whitening.safetensors), and holds
+    run.json, log.jsonl and the checkpoint too. On several GPUs: torchrun --nproc-per-node 4 -m cooc.cli train
+    --cache FOLDER ...
     """
     from cooc.activations import resolve_device
     from cooc.datasets.photos import load_photos
     from cooc.provenance import provenance
     from cooc.recipes import find_recipe
-    from cooc.training import progress as running
+    from cooc.training import processes as running
     from cooc.training.artefacts import finish
     from cooc.training.cache import build_cache
     from cooc.training.train import TrainConfig
@@ -140,7 +142,7 @@ def train(
             folder=output,
             resume=resume,
             tensorboard=tensorboard,
-            report=lambda record: err.print(_line(record)) if first else None,
+            report=lambda epoch: err.print(_line(epoch)) if first else None,
         )
         if not first:
             return
@@ -149,6 +151,7 @@ def train(
             kept,
             photos,
             output,
+            recipe=named,
             whitening=whitening,
             dim=dim or named.dim,
             compress=rank if form == "learned" else 0,
@@ -158,34 +161,29 @@ def train(
     if as_json:
         typer.echo(json.dumps(summary))
     else:
-        _show_summary(summary, output, recipe)
+        _show_summary(summary, output)
     if bad:
         raise typer.Exit(PARTIAL)
 
 
-def _line(record: dict[str, Any]) -> str:
-    parts = [f"epoch {record['epoch']}"]
-    parts += [f"{name} {record[name]:.4g}" for name in ("loss", "mAP", "mAP raw", "seconds") if name in record]
+def _line(epoch: dict[str, Any]) -> str:
+    parts = [f"epoch {epoch['epoch']}"]
+    parts += [f"{name} {epoch[name]:.4g}" for name in ("loss", "mAP", "mAP raw", "seconds") if name in epoch]
     return ", ".join(parts)
 
 
-def _show_summary(summary: dict[str, Any], folder: Path, recipe: str) -> None:
+def _show_summary(summary: dict[str, Any], folder: Path) -> None:
     history, best = summary["history"], summary["best"]
     if "mAP" in history[0]:
         out.print(f"Validation mAP {history[0]['mAP']:.2f} before, {history[best]['mAP']:.2f} after epoch {best}.")
     out.print(f"{summary['seconds']:.0f} s, {summary['peak_bytes'] / 1e9:.2f} GB at most.")
-    changes = ""
     if "filter" in summary:
         found = summary["filter"]
         size = f"{found['bytes'] / 1e6:.1f} MB, error {found['error']:.2g}"
         out.print(f"{folder / found['file']}: {found['form']}, {size}", markup=False)
-        changes += f"+filter={folder / found['file']}+cooccurrence=learned"
     if "exponent" in summary:
         out.print(f"exponent {summary['exponent']:.4f}")
-    if "whitening" in summary:
-        found = summary["whitening"]
-        changes += f"+whitening={folder / found['file']}+dim={found['dim']}"
-    out.print(f"Use it as the recipe {recipe.partition('+')[0]}{changes}", markup=False)
+    out.print(f"Use it: cooc index FOLDER -r {shlex.quote(str(folder))}", markup=False, soft_wrap=True)
 
 
 @filter_app.command("show")
@@ -198,11 +196,12 @@ def show(
     """What a filter learned: the pairs of channels that changed most; and a drawing of them."""
     from cooc.bench.plot import plot_filter, save
     from cooc.cooccurrence import Cooccurrence
-    from cooc.training.filters import provenance_of, strongest
+    from cooc.filter_files import about_filter
+    from cooc.training.filters import strongest
 
     layer = Cooccurrence.load(file)
     pairs = strongest(layer, count)
-    about = {"file": str(file), **_facts(layer, file), "about": provenance_of(file)}
+    about = {"file": str(file), **_facts(layer, file), "about": about_filter(file)}
     if as_json:
         typer.echo(json.dumps(about | {"strongest": pairs}))
     else:
@@ -233,11 +232,12 @@ def compress(
 ) -> None:
     """Keep the direct filter plus a low rank: smaller, and faster by the same factor."""
     from cooc.cooccurrence import Cooccurrence
+    from cooc.filter_files import about_filter
     from cooc.training import filters
 
     layer = Cooccurrence.load(file)
-    about = filters.provenance_of(file) | {"compressed": {"from": file.name, "rank": rank}}
-    filters.save_filter(filters.compress(layer, rank), output, storage=storage, about=about)
+    about = about_filter(file) | {"compressed": {"from": file.name, "rank": rank}}
+    filters.compress(layer, rank).save(output, storage=storage, about=about)
     written = Cooccurrence.load(output)
     rows = [{"file": str(file), **_facts(layer, file), "error": 0.0}]
     rows.append({"file": str(output), **_facts(written, output), "error": filters.error(written, layer)})
@@ -261,7 +261,7 @@ def import_(
 
     layer, factor = filters.import_filter(file)
     small = filters.compress(layer, rank) if rank else layer
-    filters.save_filter(small, output, storage=storage, about={"imported": file.name, "factor": factor})
+    small.save(output, storage=storage, about={"imported": file.name, "factor": factor})
     written = Cooccurrence.load(output)
     row = {"file": str(output), **_facts(written, output), "error": filters.error(written, layer), "factor": factor}
     _print_rows([row], as_json)

@@ -1,4 +1,5 @@
-"""Commands: weights list | fetch | verify | export | import. `cooc/weights/` does the work and knows the sources."""
+"""Commands: weights list | fetch | verify | export | import. `cooc/weights/` does the work and knows the sources;
+whole descriptors are cooc/artefacts.py's."""
 
 from __future__ import annotations
 
@@ -15,8 +16,6 @@ from cooc.errors import WeightsError
 
 weights = typer.Typer(no_args_is_help=True, help="The networks' weights: fetch them, check them, carry them around.")
 app.add_typer(weights, name="weights")
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A set from `cooc weights list`, or timm:MODEL.")]
 
 
 @weights.command("list")
@@ -85,11 +84,29 @@ def verify(
 
 
 @weights.command()
-def export(name: Name, dest: Annotated[Path, typer.Argument(metavar="DEST", help="A file or a folder.")]) -> None:
-    """Copy a set (fetched first if need be) to a file, to be carried to a machine without a connection."""
-    from cooc.weights import export_weights
+def export(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A set from `cooc weights list`, timm:MODEL, a recipe, or a folder.")
+    ],
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="A file or folder; of a recipe a folder, or FILE.onnx.")],
+) -> None:
+    """Copy a set of weights, or a whole descriptor, to be carried to a machine without a connection.
 
-    out.print(str(export_weights(name, dest)), markup=False)
+    A recipe, or the folder of one that `cooc train` wrote, becomes one folder with network, filter, whitening and
+    settings. As FILE.onnx it is the whole chain, pictures to vectors, for programs without PyTorch.
+    """
+    from cooc.artefacts import export_artefact
+    from cooc.weights import WEIGHTS, export_weights
+
+    if name in WEIGHTS or name.startswith("timm:"):
+        out.print(str(export_weights(name, dest)), markup=False)
+    elif dest.suffix == ".onnx":
+        from cooc.descriptor import Descriptor
+
+        Descriptor.from_pretrained(name, device="cpu", dtype="float32").export_onnx(dest)
+        out.print(str(dest), markup=False)
+    else:
+        out.print(str(export_artefact(name, dest)), markup=False)
 
 
 @weights.command("import")
@@ -98,9 +115,16 @@ def import_(
         Path,
         typer.Argument(metavar="FILE", help="From `cooc weights export`; an official .pth; or a source's archive."),
     ],
-    name: Annotated[str | None, typer.Option(help="The set it must be. [default: found out]")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The set it must be, or the descriptor's name. [default: its own]")
+    ] = None,
 ) -> None:
-    """Check a file and put it into the cache."""
+    """Check a file, or the folder of a descriptor, and keep it: weights in the cache, a descriptor under its name."""
+    from cooc.artefacts import import_artefact
+    from cooc.recipes import ARTEFACT
     from cooc.weights import import_weights
 
-    out.print(f"{import_weights(file, name)}: imported from {file}", markup=False)
+    if (file / ARTEFACT).is_file():
+        out.print(f"{import_artefact(file, name)}: a recipe now, imported from {file}", markup=False)
+    else:
+        out.print(f"{import_weights(file, name)}: imported from {file}", markup=False)

@@ -40,7 +40,7 @@ def spatial_cooccurrences(
     config = descriptor.config
     layer = (cooccurrence or Cooccurrence(radius=config.radius)).to(descriptor.device)
     A = descriptor.backbone(descriptor.load(image)[None]).float()  # (1, C, H, W)
-    A = mask(A, config.mask, **({"sigma": config.sigma} if config.mask == "centre" else {}))
+    A = mask(A, config.mask, sigma=config.sigma)
     alpha: NDArray[np.float32] = power_normalise(layer(A).sum(1))[0].cpu().numpy()
     return alpha
 

@@ -34,7 +34,7 @@ from cooc.errors import InputError
 from cooc.explanation.heatmaps import INK, MARGIN, PAPER, RAMP, overlay
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture, image_info
-from cooc.pooling import crow, l2_normalise, mac, mask, rmac_regions, sct
+from cooc.pooling import crow, l2_normalise, mac, mask, power_mean, rmac_regions, sct
 
 __all__ = ["Explanation", "Shares", "densest_box", "draw", "explain"]
 
@@ -123,8 +123,8 @@ class _Side:
             y = torch.linalg.vector_norm(whitening.projection @ (self.raw - whitening.mean))
             g = (projected - torch.dot(projected, whitening.mean) * self.raw) / _or_one(y)
         units = torch.stack([l2_normalise(f) for f in self.pooled])  # (scales, D')
-        p = float(dict(config.options).get("p", 3.0)) if config.pooling == "gem" and len(units) > 1 else 1.0
-        joined = (units**p).mean(0) ** (1 / p) if p != 1 else units.mean(0)
+        p = config.scale_power if len(units) > 1 else 1.0
+        joined = power_mean(units, p)
         slopes = (units / _or_one(joined)) ** (p - 1) / len(units)  # of the (power) mean over scales
         lengths = torch.stack([torch.linalg.vector_norm(f) for f in self.pooled])
         return list(g * slopes / _or_one(torch.linalg.vector_norm(joined)) / _or_one(lengths)[:, None])
@@ -163,7 +163,7 @@ def _weighted_pooling(descriptor: Descriptor, A: Tensor) -> Callable[[Tensor], T
     """Weights (H, W) -> the pooled vector (1, D'), in which what an image has only once is a constant."""
     config, pooler = descriptor.config, descriptor.pooler
     with torch.no_grad():
-        A = mask(A, config.mask, **({"sigma": config.sigma} if config.mask == "centre" else {}))
+        A = mask(A, config.mask, sigma=config.sigma)
         C = None if pooler.cooccurrence is None else pooler.cooccurrence(A)
         if config.pooling == "crow":  # SC_T of A itself, times rarities that hold for the whole image
             plain = sct(A, A)

@@ -5,7 +5,12 @@ used for CUDA tensors that need no gradient, outside torch.compile and torch.exp
 COOC_KERNELS=0 in the environment turns them off. One that fails (a compiler that cannot build it, say) is reported by a
 warning and not tried again.
 
-Each file holds one family: direct (C_T and linear pooling), learned (filters), sketch (compact bilinear), shih.
+    direct.py     C_T by the closed form
+    linear.py     linear pooling of it, without making it
+    factored.py   C_T with the direct filter plus low rank
+    sketch.py     compact bilinear pooling
+
+Those are what a Descriptor reaches, which pools float32 maps. A full filter is a convolution, and cuDNN has that.
 """
 
 from __future__ import annotations
@@ -19,15 +24,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = [
-    "compact_bilinear",
-    "cooccurrence",
-    "cooccurrence_factored",
-    "cooccurrence_learned",
-    "linear_pooling",
-    "shih_cooccurrence",
-    "usable",
-]
+__all__ = ["compact_bilinear", "cooccurrence", "cooccurrence_factored", "linear_pooling", "usable"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -86,37 +83,22 @@ def linear_pooling(
     """ChCO-SC_T (spatial and rarity), SC_T (spatial) or ChCO (rarity) of the direct tensor, which is never made."""
 
     def run() -> Tensor | None:
-        from cooc.kernels import direct
+        from cooc.kernels import linear
 
-        return direct.linear_pooling(
-            A, radius, eps, divisor, rarity_eps=rarity_eps, spatial=spatial, rarity=rarity
-        )  # fmt: skip
+        return linear.linear_pooling(A, radius, eps, divisor, rarity_eps=rarity_eps, spatial=spatial, rarity=rarity)
 
     return _attempt("linear", (A,), run)
-
-
-def cooccurrence_learned(A: Tensor, filter: Tensor, threshold: Tensor | None, divisor: float) -> Tensor | None:
-    """C_T with a full filter, for channels-last bfloat16 maps."""
-
-    def run() -> Tensor | None:
-        from cooc.kernels import learned
-
-        return learned.full(A, filter, threshold, divisor)
-
-    if A.dtype != torch.bfloat16 or not A.is_contiguous(memory_format=torch.channels_last):
-        return None
-    return _attempt("learned", (A, filter), run)
 
 
 def cooccurrence_factored(
     A: Tensor, left: Tensor, right: Tensor, threshold: Tensor | None, eps: float, divisor: float
 ) -> Tensor | None:
-    """C_T with the direct filter plus left @ right."""
+    """C_T with the direct filter plus left @ right, of float32 maps."""
 
     def run() -> Tensor | None:
-        from cooc.kernels import learned
+        from cooc.kernels import factored
 
-        return learned.factored(A, left, right, threshold, eps, divisor)
+        return factored.factored(A, left, right, threshold, eps, divisor)
 
     return _attempt("factored", (A, left, right), run)
 
@@ -130,14 +112,3 @@ def compact_bilinear(A: Tensor, other: Tensor, bins: Tensor, signs: Tensor, dim:
         return sketch.compact_bilinear(A, other, bins, signs, dim)
 
     return _attempt("sketch", (A, other), run)
-
-
-def shih_cooccurrence(A: Tensor, radius: int, form: str) -> Tensor | None:
-    """Shih et al.'s vector or tensor."""
-
-    def run() -> Tensor | None:
-        from cooc.kernels import shih
-
-        return shih.shih_cooccurrence(A, radius, form)
-
-    return _attempt("shih", (A,), run)

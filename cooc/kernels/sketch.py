@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cooc.kernels.matrix import dot
 from cooc.kernels.memory import derived
 
 __all__ = ["compact_bilinear"]
@@ -20,10 +19,7 @@ BINS = 128  # of one program
 
 
 @triton.jit
-def _product(
-    A, other, out, C, P,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+def _product(A, other, out, C, P, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """out[i, j] = sum_p A[i, p] other[j, p] of each image. "tf32x3" keeps float32's accuracy on the matrix units."""
     tiles = tl.cdiv(C, BN)
     i = tl.program_id(0) // tiles * BM + tl.arange(0, BM)
@@ -36,7 +32,7 @@ def _product(
         p = start + tl.arange(0, BK)
         left = tl.load(A + i[:, None] * P + p[None, :], (i < C)[:, None] & (p < P)[None, :], 0)
         right = tl.load(other + j[None, :] * P + p[:, None], (j < C)[None, :] & (p < P)[:, None], 0)
-        total = dot(left, right, total, PRECISION)
+        total = tl.dot(left, right, total, input_precision="tf32x3")
     tl.store(out + image * C * C + i[:, None] * C + j[None, :], total, (i < C)[:, None] & (j < C)[None, :])
 
 
@@ -76,16 +72,13 @@ def compact_bilinear(A: Tensor, other: Tensor, bins: Tensor, signs: Tensor, dim:
     B, C, H, W = A.shape
     if B > 65535 or 2 * C * C >= 2**31:
         return None
-    if A.dtype != other.dtype:
-        A, other = A.float(), other.float()
-    A, other = A.contiguous(), other.contiguous()
+    A, other = A.float().contiguous(), other.float().contiguous()
     entries, lengths = derived(bins, f"lists of {dim}", lambda: _lists(bins, signs, dim))
-    matrix = A.new_empty(B, C * C, dtype=torch.float32)
-    wide = A.dtype == torch.float32
-    tile = {"BM": 64, "BN": 128, "BK": 32 if wide else 64, "num_warps": 4, "num_stages": 3}
-    tiles = triton.cdiv(C, tile["BM"]) * triton.cdiv(C, tile["BN"])
-    _product[tiles, B](A, other, matrix, C, H * W, PRECISION="tf32x3" if wide else "tf32", **tile)
-    out = A.new_empty(B, dim, dtype=torch.float32)
+    matrix, out = A.new_empty(B, C * C), A.new_empty(B, dim)
+    BM, BN = 64, 128
+    _product[triton.cdiv(C, BM) * triton.cdiv(C, BN), B](
+        A, other, matrix, C, H * W, BM=BM, BN=BN, BK=32, num_warps=4, num_stages=3
+    )  # fmt: skip
     _segments[len(lengths), B](
         matrix, entries, lengths, out, C * C, dim, entries.shape[1], BD=BINS, BL=LIST, num_warps=4
     )  # fmt: skip

@@ -6,7 +6,8 @@ cache.py          activations of the frozen network, computed once, padded exact
 losses.py         contrastive (the paper's), triplet, smooth-AP
 network.py        CoOcNet: activations -> co-occurrences with a learned filter -> pooled unit vectors
 train.py          the loop: mine, step, validate, keep the best
-progress.py       its log and checkpoint, from which it goes on; one process or several
-artefacts.py      what a run leaves: filter, whitening, run.json
-filters.py        a filter compressed, imported and drawn
+checkpoint.py     its log and checkpoint, from which it goes on
+processes.py      one process or several
+artefacts.py      what a run leaves: an artefact that is a recipe, and run.json
+filters.py        a filter compressed, taken over from others, and what it learned most
 """

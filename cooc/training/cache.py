@@ -1,12 +1,11 @@
 """Activations of a frozen network, computed once and read many times.
 
-Pictures differ in size. Their columns (one vector of C numbers for each position) lie one after the other in one
+Pictures differ in size. Their columns (a vector of C dimensions for each position) lie one after the other in one
 matrix, with a row of zeros in front, and a padded batch (B, C, H, W) is one gather from it, in channels-last order.
 
     columns   (1 + all positions, C)    row 0 is zeros; picture i has rows starts[i] .. starts[i] + h*w
-    batch     zeros where a picture ends: they neither give nor get co-occurrences
+    batch     zeros where a picture ends, and the rows and columns (B, 2) that it has: what `Pooler` takes
 
-Zeros are harmless to all but a mean over positions, so a batch also says how many positions each picture has.
 The matrix is in memory, the GPU's where there is room, or on disk (float16 or bfloat16); one on disk can be resumed.
 """
 
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,26 +24,14 @@ from cooc.activations import Activations
 from cooc.descriptor import load_backbone
 from cooc.errors import CoocError, InputError
 from cooc.pictures.batches import Bad, Item
-from cooc.pooling import MASKS
 from cooc.recipes import DescriptorConfig
 from cooc.stream import stream, upload
 
-__all__ = ["ActivationCache", "Columns", "ColumnsOnDisk", "PaddedBatch", "build_cache"]
+__all__ = ["ActivationCache", "Columns", "ColumnsOnDisk", "build_cache"]
 
 FORMAT = "cooc-activations/1"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 Place = tuple[int, int, int]  # first row, height, width
-
-
-@dataclass(frozen=True)
-class PaddedBatch:
-    A: Tensor  # (B, C, H, W) float32, masked, zeros beyond each picture
-    positions: Tensor  # (B,) positions of each picture
-
-    @property
-    def mean(self) -> Tensor:
-        """Of each picture as it is without padding: the threshold of its co-occurrences. (B,)"""
-        return self.A.sum((1, 2, 3)) / (self.positions * self.A.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +41,6 @@ class ActivationCache:
     columns: Tensor  # (1 + P, C)
     places: Tensor  # (N, 3) int64: first row, height, width
     device: torch.device
-    _masks: dict[tuple[str, float], Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -76,7 +62,7 @@ class ActivationCache:
     def subset(self, rows: Sequence[int] | Tensor) -> ActivationCache:
         """Those pictures, in that order; nothing is copied."""
         chosen = torch.as_tensor(rows, dtype=torch.int64, device=self.places.device)
-        return ActivationCache(self.columns, self.places[chosen], self.device, self._masks)
+        return ActivationCache(self.columns, self.places[chosen], self.device)
 
     def to(self, device: torch.device | str) -> ActivationCache:
         """Batches go to `device`, and so do all columns if they take less than half of the free memory there."""
@@ -86,14 +72,8 @@ class ActivationCache:
             columns, places = columns.to(device), places.to(device)
         return ActivationCache(columns, places, device)
 
-    def batch(
-        self,
-        pictures: Sequence[int] | Tensor,
-        mask: str = "none",
-        sigma: float = 0.5,
-        shape: tuple[int, int] | None = None,
-    ) -> PaddedBatch:
-        """Those pictures, padded to the largest of them or to `shape`, times the mask that each would have alone."""
+    def batch(self, pictures: Sequence[int] | Tensor, shape: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
+        """Those pictures, padded to the largest of them or to `shape`: A (B, C, H, W) float32, and sizes (B, 2)."""
         where = self.columns.device
         places = self.places[torch.as_tensor(pictures, dtype=torch.int64, device=where)]
         first, height, width = (column[:, None, None] for column in places.T)  # (B, 1, 1)
@@ -101,10 +81,7 @@ class ActivationCache:
         y, x = torch.arange(H, device=where)[:, None], torch.arange(W, device=where)
         rows = torch.where((y < height) & (x < width), first + y * width + x, 0)  # (B, H, W)
         A = self.columns[rows].to(self.device).float()  # (B, H, W, C)
-        if mask != "none":
-            A = A * self._mask(mask, sigma)[rows].to(self.device)[..., None]
-        positions = (places[:, 1] * places[:, 2]).to(self.device)
-        return PaddedBatch(A.permute(0, 3, 1, 2), positions)
+        return A.permute(0, 3, 1, 2), places[:, 1:].to(self.device)
 
     def groups(self, pictures: Sequence[int] | Tensor, positions: int) -> Iterator[Tensor]:
         """Places in `pictures`, cut into groups of like shape: wide and high ones apart, few positions padded.
@@ -127,18 +104,6 @@ class ActivationCache:
             high, wide = taller, wider
         if group:
             yield torch.tensor(group)
-
-    def _mask(self, name: str, sigma: float) -> Tensor:
-        """Every position's weight, for all pictures at once. (1 + P,)"""
-        if (name, sigma) not in self._masks:
-            weights = torch.zeros(len(self.columns), device=self.columns.device)
-            options = {"sigma": sigma} if name == "centre" else {}
-            for h, w in torch.unique(self.places[:, 1:], dim=0).tolist():
-                first = self.places[(self.places[:, 1] == h) & (self.places[:, 2] == w), 0]
-                rows = first[:, None] + torch.arange(h * w, device=first.device)  # (n, h*w)
-                weights[rows] = MASKS[name](h, w, weights.device, **options).flatten()
-            self._masks[name, sigma] = weights
-        return self._masks[name, sigma]
 
 
 # Filling it
@@ -246,7 +211,7 @@ def _columns(A: Tensor, dtype: torch.dtype | None) -> Tensor:
     """(B, C, H, W) -> (B*H*W, C)"""
     columns = A.permute(0, 2, 3, 1).flatten(0, 2).to(dtype).contiguous()
     if not bool(columns.isfinite().all()):
-        raise InputError(f"Activations too large for {dtype}, or not numbers; keep them as float32 (--keep float32).")
+        raise InputError(f"Activations too large for {dtype}, or not finite; keep them as float32 (--keep float32).")
     return columns
 
 

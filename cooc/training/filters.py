@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from cooc.cooccurrence import Cooccurrence, direct_filter
-from cooc.errors import InputError, UnknownNameError
+from cooc.errors import InputError
 
-__all__ = ["STORAGE", "compress", "error", "import_filter", "provenance_of", "save_filter", "strongest"]
-
-STORAGE = ("float32", "float16")
+__all__ = ["compress", "delta", "error", "import_filter", "strongest"]
 
 
 def delta(layer: Cooccurrence) -> Tensor:
@@ -44,51 +35,6 @@ def error(layer: Cooccurrence, reference: Cooccurrence) -> float:
     wanted = delta(reference)
     norm = float(wanted.norm())
     return float((delta(layer) - wanted).norm()) / norm if norm else 0.0
-
-
-def save_filter(
-    layer: Cooccurrence, path: str | Path, *, storage: str = "float32", about: Mapping[str, Any] | None = None
-) -> None:
-    """Write a filter with where it comes from (`about`, kept as JSON). float16 halves it; loading gives float32."""
-    if storage not in STORAGE:
-        raise UnknownNameError("storage of a filter", storage, STORAGE)
-    path = Path(path)
-    if path.suffix == ".npy":
-        layer.save(path)  # the authors' layout has no room for more
-        return
-    stored = copy.deepcopy(layer)
-    if storage == "float16":
-        stored = _balanced(stored).half()
-    temporary = path.with_name(f".{path.stem}.part.safetensors")
-    try:
-        stored.save(temporary)
-        with safe_open(temporary, "pt") as file:
-            meta = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        temporary.unlink()  # safetensors' own files are for their owner only; this one is like any other
-        temporary.write_bytes(save(tensors, meta | {"about": json.dumps(dict(about or {}))}))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def provenance_of(path: str | Path) -> dict[str, Any]:
-    """What `save_filter` was told about a filter."""
-    if Path(path).suffix == ".npy":
-        return {}
-    with safe_open(path, "pt") as file:
-        found: dict[str, Any] = json.loads((file.metadata() or {}).get("about", "{}"))
-    return found
-
-
-@torch.no_grad()
-def _balanced(layer: Cooccurrence) -> Cooccurrence:
-    """Rows of `left` and `right` of like size, so that float16 has digits for both; their product is the same."""
-    if layer.form == "factored":
-        scale = (layer.left.abs().amax(0) / layer.right.abs().amax((1, 2, 3)).clamp_min(1e-30)).clamp_min(1e-30).sqrt()
-        layer.left.div_(scale)
-        layer.right.mul_(scale[:, None, None, None])
-    return layer
 
 
 def import_filter(path: str | Path) -> tuple[Cooccurrence, float]:

@@ -3,7 +3,7 @@
     cache, kept, bad = build_cache(photos.items, config.descriptor, device=device)
     photos = verify(photos.subset(kept), cache, config.descriptor)     # where there are only labels
     run = train(cache, photos, config, folder=Path("run"))             # again with other settings: same cache
-    finish(run, cache, photos, Path("run"))                            # filter, whitening, run.json
+    finish(run, cache, photos, Path("run"))                            # an artefact, run.json
 
 The backbone is frozen, so an epoch is a pass over activations that lie ready. All chance comes from (seed, epoch): a
 run that was stopped and resumed ends with the same bits as one that was not (on a CPU; a GPU adds in any order).
@@ -33,15 +33,15 @@ from cooc.errors import InputError, UnknownNameError
 from cooc.evaluation import evaluate
 from cooc.recipes import DescriptorConfig
 from cooc.training.cache import ActivationCache
+from cooc.training.checkpoint import Checkpoint, Epoch
 from cooc.training.losses import LOSSES
 from cooc.training.network import CoOcNet, describe
-from cooc.training.progress import Progress, Record, rank, world
+from cooc.training.processes import rank, world
 from cooc.training.tuples import mine, tuples
 from cooc.whitening import fit_pca
 
 __all__ = ["Run", "TrainConfig", "gradients", "train", "validate"]
 
-POSITIONS = {"cpu": 1 << 13, "cuda": 1 << 17}  # positions of a padded batch that go through the network together
 RATES = {"learned": 8e-3, "factored": 1e-2}  # measured: docs/training.md
 EXPONENT_RATE = 1000  # times the filter's: an exponent is one number near 3
 WHITENING_SAMPLE, WHITENING_DIM = 2000, 512  # of the whitening that validation uses
@@ -97,7 +97,7 @@ class Run:
 
     config: TrainConfig
     net: CoOcNet
-    history: list[Record]
+    history: list[Epoch]
     best: int
     seconds: float
     peak_bytes: int  # of GPU memory, or of the process on a CPU
@@ -116,11 +116,11 @@ def train(
     folder: Path | None = None,
     resume: bool = False,
     tensorboard: bool = False,
-    report: Callable[[Record], None] = lambda record: None,
+    report: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Run:
     """Train on photos (row i of the cache is photo i). With a folder, it keeps a checkpoint and a log there.
 
-    report is called with a record of every epoch, as the log has it.
+    report is called after every epoch with its line of the log.
     """
     if len(cache) != len(photos):
         raise InputError(f"{len(photos)} photos, but activations of {len(cache)}: keep the rows of both together.")
@@ -135,30 +135,30 @@ def train(
     if "exponent" in config.train:
         groups.append({"params": [net.exponent], "lr": config.rate * EXPONENT_RATE})  # type: ignore[dict-item]
     optimiser = torch.optim.Adam(groups, lr=config.rate, betas=(config.beta1, 0.999))
-    progress = Progress(config, folder, net, optimiser)
+    kept = Checkpoint(config, folder, net, optimiser)
     if resume:
-        progress.load()
+        kept.load()
     else:
-        progress.add({"epoch": 0, **validate(net, cache, photos, config)}, 0)
-        report(progress.history[-1])
+        kept.add({"epoch": 0, **validate(net, cache, photos, config)}, 0)
+        report(kept.history[-1])
     writer = _writer(folder) if tensorboard and folder is not None and rank() == 0 else None
-    earlier = progress.seconds
-    while progress.epoch < config.epochs and progress.epoch - progress.best < config.patience:
-        epoch = progress.epoch + 1
+    earlier = kept.seconds
+    while kept.epoch < config.epochs and kept.epoch - kept.best < config.patience:
+        epoch = kept.epoch + 1
         begun = time.monotonic()
         loss = _epoch(net, optimiser, cache, photos, config, epoch)
-        record = {"epoch": epoch, "loss": loss, **validate(net, cache, photos, config)}
-        record["seconds"] = round(time.monotonic() - begun, 3)
-        progress.add(record, earlier + time.monotonic() - started)
-        report(record)
-        for name, value in record.items():
+        found = {"epoch": epoch, "loss": loss, **validate(net, cache, photos, config)}
+        found["seconds"] = round(time.monotonic() - begun, 3)
+        kept.add(found, earlier + time.monotonic() - started)
+        report(found)
+        for name, value in found.items():
             if writer is not None and name != "epoch":
                 writer.add_scalar(name, value, epoch)
     if writer is not None:
         writer.close()
-    net.load_state_dict(progress.best_net)
+    net.load_state_dict(kept.best_net)
     seconds = earlier + time.monotonic() - started
-    return Run(config, net, progress.history, progress.best, round(seconds, 3), _peak(device))
+    return Run(config, net, kept.history, kept.best, round(seconds, 3), _peak(device))
 
 
 def _build(cache: ActivationCache, photos: Photos, config: TrainConfig) -> CoOcNet:
@@ -225,7 +225,7 @@ def gradients(net: CoOcNet, cache: ActivationCache, rows: Ints, config: TrainCon
     total = torch.zeros((), device=cache.device)
     for start in range(0, len(own), config.at_once):
         part = own[start : start + config.at_once]  # (t, 1 + P + N)
-        vectors = describe(net, cache, torch.from_numpy(part.ravel()), positions=POSITIONS[cache.device.type])
+        vectors = describe(net, cache, torch.from_numpy(part.ravel()))
         vectors = vectors.reshape(*part.shape, -1)  # (t, 1 + P + N, D)
         query, others = vectors[:, 0], vectors[:, 1:]
         positive, negative = others[:, : config.positives], others[:, config.positives :]
@@ -242,7 +242,7 @@ def gradients(net: CoOcNet, cache: ActivationCache, rows: Ints, config: TrainCon
 
 
 @torch.no_grad()
-def validate(net: CoOcNet, cache: ActivationCache, photos: Photos, config: TrainConfig) -> Record:
+def validate(net: CoOcNet, cache: ActivationCache, photos: Photos, config: TrainConfig) -> Epoch:
     """mAP on the held-out part: of the vectors as they are, and whitened as a search would (PCA of training photos).
 
     "mAP" is the one that chooses the best epoch: whitened, or raw where there are too few photos to fit a whitening.
@@ -250,7 +250,7 @@ def validate(net: CoOcNet, cache: ActivationCache, photos: Photos, config: Train
     queries, database, truth = photos.validation()
     if not len(queries):
         return {}
-    raw_vectors = "whitening" not in config.train  # a whitening that is only in front of the loss is fitted anew
+    raw_vectors = "whitening" not in config.train  # a whitening that is only in front of the loss is fitted again
     held = _describe(net, cache, database, raw=raw_vectors)
     place = np.searchsorted(database, queries)
     raw = _mean_ap(held, place, truth)
@@ -270,11 +270,10 @@ def _mean_ap(vectors: Tensor, queries: Ints, truth: Sequence[Any]) -> float:
 
 def _describe(net: CoOcNet, cache: ActivationCache, rows: Ints, raw: bool = False) -> Tensor:
     """Vectors of those photos, each process describing its share."""
-    positions = POSITIONS[cache.device.type]
     if world() == 1:
-        return describe(net, cache, torch.from_numpy(rows), positions=positions, raw=raw)
+        return describe(net, cache, torch.from_numpy(rows), raw=raw)
     share = torch.arange(rank(), len(rows), world())
-    vectors = describe(net, cache, torch.from_numpy(rows)[share], positions=positions, raw=raw)
+    vectors = describe(net, cache, torch.from_numpy(rows)[share], raw=raw)
     whole = vectors.new_zeros(len(rows), vectors.shape[1])
     whole[share.to(whole.device)] = vectors
     dist.all_reduce(whole)  # x + 0: the same bits everywhere

@@ -85,9 +85,9 @@ def verify(
         if not len(same):
             continue
         candidates = same[(vectors[same] @ vectors[q]).topk(min(nearest, len(same))).indices]
-        own, others = cache.batch([q]), cache.batch(candidates)
-        scores = shared_layout(own.A[0], others.A)
-        enough = least * torch.minimum(own.positions, others.positions).sqrt()
+        (own, size), (others, sizes) = cache.batch([q]), cache.batch(candidates)
+        scores = shared_layout(own[0], others)
+        enough = least * torch.minimum(size.prod(1), sizes.prod(1)).sqrt()
         for p in candidates[scores >= enough].tolist():
             found.setdefault(q, set()).add(p)
             found.setdefault(p, set()).add(q)

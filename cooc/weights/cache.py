@@ -19,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from cooc.errors import WeightsError
+from cooc.files import replacing
 from cooc.weights.readers import Tensors, features, read_keras_resnet50, read_pth
-from cooc.weights.sources import IndexFile, Progress, file_hash
+from cooc.weights.sources import Download, IndexFile, file_hash
 from cooc.weights.table import WEIGHTS, content_hash, find_set
 
 __all__ = [
@@ -136,11 +137,11 @@ def verify_weights(name: str) -> None:
     _read_cached(name)
 
 
-def fetch_weights(name: str, *, progress: Progress | None = None) -> Path:
+def fetch_weights(name: str, *, progress: Download | None = None) -> Path:
     """Make sure that the cache holds a good copy. Of two processes that ask at once, one fetches, the other waits."""
     path = _path(name)
     with _writing(name) as scratch:
-        with suppress(WeightsError):  # missing or damaged: fetched anew
+        with suppress(WeightsError):  # missing or damaged: fetched again
             verify_weights(name)
             return path
         if os.environ.get("COOC_OFFLINE", "0") not in ("", "0"):
@@ -169,16 +170,13 @@ def export_weights(name: str, dest: str | Path) -> Path:
     source, target = _path(name), Path(dest)
     if target.is_dir():
         target /= source.name
-    temporary = target.with_name(f".{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, temporary)
-        return temporary.replace(target)
+        with source.open("rb") as stream, replacing(target) as copy:
+            shutil.copyfileobj(stream, copy)
     except OSError as error:
         raise WeightsError(f"Cannot write {target}: {error}. Export to a folder with room for {name!r}.") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    return target
 
 
 def import_weights(file: str | Path, name: str | None = None) -> str:

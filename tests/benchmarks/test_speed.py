@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import speed as module
-from benchmarks.speed import FORMS, Options, compact_bilinear_fft, run_speed, targets, write_speed
+from benchmarks.speed import FORMS, SpeedConfig, compact_bilinear_fft, run_speed, targets, write_speed
 from benchmarks.timing import LEAST, MOST, measure, sampler
 from cooc.errors import InputError, UnknownNameError
 from cooc.pooling import compact_bilinear, sketch_hashes
@@ -42,7 +42,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    return run_speed(Options(**TINY))
+    return run_speed(SpeedConfig(**TINY))
 
 
 def test_rows_are_complete(result: dict[str, Any]) -> None:
@@ -102,13 +102,13 @@ def test_result_says_how_to_run_it_again(result: dict[str, Any], tmp_path: Path)
 def test_too_slow_for_a_cpu_stays_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CPU_OPERATIONS", 1e6)
     options = TINY | {"channels": (16,), "batches": (3,), "sections": ("cooccurrence",)}
-    notes = {row["name"]: row["note"] for row in run_speed(Options(**options))["rows"]}
+    notes = {row["name"]: row["note"] for row in run_speed(SpeedConfig(**options))["rows"]}
     assert notes["convolution float32"] == notes["Shih"] == "not run: takes many seconds for one call on a CPU"
     assert notes["closed form"] == ""
 
 
 def test_what_fails_is_a_row_with_its_reason() -> None:
-    rows = run_speed(Options(**TINY | {"sections": ("descriptor", "sketch"), "picture": (8, 8)}))["rows"]
+    rows = run_speed(SpeedConfig(**TINY | {"sections": ("descriptor", "sketch"), "picture": (8, 8)}))["rows"]
     assert rows[0]["section"] == "descriptor"
     assert rows[0]["note"].startswith("failed: InputError: ")
     assert [row["name"] for row in rows[1:]] == ["scatter", "FFT", "scatter", "FFT"]
@@ -174,7 +174,7 @@ def test_inputs_rotate() -> None:
 )
 def test_wrong_options(change: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        run_speed(Options(**TINY | change))
+        run_speed(SpeedConfig(**TINY | change))
 
 
 class TestCommand:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 SCRIPT = """
 import resource, sys
 import numpy as np
-from cooc.pictures.malloc import keep_memory
-if sys.argv[1] == "keep":
-    keep_memory(1 << 27, 1 << 30)
+{}
 def fill():
     for _ in range(20):
         np.empty(60 << 20, np.uint8).fill(1)
@@ -23,10 +23,38 @@ fill()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
+KEEP = "from cooc.pictures.malloc import keep_memory; keep_memory(1 << 27, 1 << 30)"
+NETWORK = "from cooc.activations import build_backbone; build_backbone('efficientnet-lite0', weights=None)"
+INDEX = """
+from pathlib import Path
+from typer.testing import CliRunner
+import cooc.cli.indexing
+Path("photos").mkdir()
+done = CliRunner().invoke(cooc.cli.indexing.app, ["index", "photos", "-r", "RECIPE+size=64", "--device", "cpu"])
+assert done.exit_code == 0, (done.output, done.exception)
+"""
+
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
-def test_pages_are_asked_for_once() -> None:
-    def faults(how: str) -> int:
-        return int(subprocess.run([sys.executable, "-c", SCRIPT, how], check=True, capture_output=True).stdout)
-
-    assert faults("keep") < 100 < faults("leave")
+@pytest.mark.parametrize(
+    ("first", "kept"),
+    [
+        ("", False),
+        (KEEP, True),
+        (NETWORK, False),
+        (INDEX.replace("RECIPE", "light"), True),
+        (INDEX.replace("RECIPE", "paper-linear"), False),
+    ],
+    ids=["nothing", "kept", "a network", "index, light", "index, VGG16"],
+)
+def test_pages_are_asked_for_once(tmp_path: Path, first: str, kept: bool) -> None:
+    """Where somebody chose so: the index command does for light networks, a network that is built does not."""
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(first)],
+        check=True,
+        capture_output=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert (int(run.stdout) < 100) == kept
