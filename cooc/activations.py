@@ -5,8 +5,10 @@ layers can be asked for. Networks keep torchvision's own state-dict names, so th
 Images go in as uint8 RGB (or floats in 0..1); normalisation happens here, on the device, so that a quarter of the bytes
 travels there.
 
-The Oxford/Caffe VGG16 was trained on BGR 0..255 minus (103.939, 116.779, 123.68). Its first kernels are kept flipped to
-RGB (weights.py), and 0..255 minus a mean is (x - mean/255) / (1/255): the same code serves both weight sets, exactly.
+The Caffe networks (`vgg16-caffe`, `resnet50-caffe`) were trained on BGR 0..255 minus (103.939, 116.779, 123.68). Their
+first kernels are kept flipped to RGB (cooc.weights), and 0..255 minus a mean is (x - mean/255) / (1/255): the same code
+serves all weight sets, exactly. Batch norms are folded into the convolutions when a network is built, with the biases
+that these may have: `fold_batch_norms`.
 """
 
 from __future__ import annotations
@@ -148,7 +150,8 @@ def fold_batch_norms(network: nn.Module) -> None:
                 assert child.running_var is not None
                 scale = child.weight.data / (child.running_var + child.eps).sqrt()
                 before.weight.data = before.weight.data * scale[:, None, None, None]
-                before.bias = nn.Parameter(child.bias.data - child.running_mean * scale)
+                shift = -child.running_mean if before.bias is None else before.bias.data - child.running_mean
+                before.bias = nn.Parameter(child.bias.data + shift * scale)
                 setattr(module, name, nn.Identity())
             before = child
 
@@ -187,38 +190,59 @@ class VGG16(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    """1x1, 3x3, 1x1, and the sum with what came in. `caffe`: see ResNet. `inner`: only to the 3x3's map."""
+
+    def __init__(self, inputs: int, width: int, stride: int, *, caffe: bool = False, inner: bool = False) -> None:
         super().__init__()
-        outputs = 4 * width
-        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        outputs, eps = 4 * width, _RESNET_EPS[caffe]
+        first, second = (stride, 1) if caffe else (1, stride)
+        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, first, bias=caffe), nn.BatchNorm2d(width, eps)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, second, 1, bias=caffe), nn.BatchNorm2d(width, eps)
+        self.inner = inner
         self.downsample = None
+        if inner:
+            return
+        self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=caffe), nn.BatchNorm2d(outputs, eps)
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            project = nn.Conv2d(inputs, outputs, 1, stride, bias=caffe)
+            self.downsample = nn.Sequential(project, nn.BatchNorm2d(outputs, eps))
 
     def forward(self, x: Tensor) -> Tensor:
-        skip: Tensor = x if self.downsample is None else self.downsample(x)
-        x = self.bn1(self.conv1(x)).relu()
-        x = self.bn2(self.conv2(x)).relu()
-        x = self.bn3(self.conv3(x))
-        return (x + skip).relu()
+        y: Tensor = self.bn1(self.conv1(x)).relu()
+        y = self.bn2(self.conv2(y)).relu()
+        if self.inner:
+            return y
+        y = self.bn3(self.conv3(y))
+        return (y + (x if self.downsample is None else self.downsample(x))).relu()
+
+
+_RESNET_EPS = {False: 1e-5, True: 1e-3}  # of the batch norms: torchvision's, and Keras' copy of the Caffe network
 
 
 class ResNet(nn.Module):
-    """ResNet-50 and -101 (He et al. 2016) in torchvision's layout, to the end of layer4 or layer3."""
+    """ResNet-50 and -101 (He et al. 2016) with torchvision's names, to the end of a stage.
 
-    def __init__(self, depths: tuple[int, ...], layer: str) -> None:
+    torchvision trained its own: the 3x3 of a stage's first block has the stride, and no convolution has a bias.
+    `caffe` is the authors' network as Keras carries it: the stride is in the first 1x1, every convolution has a bias,
+    and the batch norms' epsilon is 1e-3. Keras pads zeros before its maximum; here it is padded by the lowest number,
+    which after a ReLU is the same. `inner` stops in the last block, at the map of its 3x3 after the ReLU: a quarter of
+    the channels, before they are mixed and summed with what came in.
+    """
+
+    def __init__(self, depths: tuple[int, ...], stages: int = 4, *, caffe: bool = False, inner: bool = False) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
+        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=caffe), nn.BatchNorm2d(64, _RESNET_EPS[caffe])
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        self.stages = [f"layer{i + 1}" for i in range(int(layer[-1]))]
+        self.stages = [f"layer{i + 1}" for i in range(stages)]
         inputs = 64
         for i, name in enumerate(self.stages):
-            width = 64 * 2**i
-            blocks = [Bottleneck(inputs if j == 0 else 4 * width, width, 1 + (j == 0 < i)) for j in range(depths[i])]
-            self.add_module(name, nn.Sequential(*blocks))
-            inputs = 4 * width
+            width, blocks = 64 << i, nn.Sequential()
+            for j in range(depths[i]):
+                last = i == stages - 1 and j == depths[i] - 1
+                stride = 2 if j == 0 < i else 1
+                blocks.append(Bottleneck(inputs, width, stride, caffe=caffe, inner=inner and last))
+                inputs = 4 * width
+            self.add_module(name, blocks)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.bn1(self.conv1(x)).relu())
@@ -311,13 +335,27 @@ class _LastMap(nn.Module):
 
 VGG_LAYERS = {"pool5": (512, 32), "conv5_3": (512, 16)}
 RESNET_LAYERS = {"layer4": (2048, 32), "layer3": (1024, 16)}
+CAFFE_LAYERS = {  # conv5 is He et al.'s name of torchvision's layer4; conv5_3x3 is inside its last block (see ResNet)
+    "conv5": (2048, 32),
+    "conv4": (1024, 16),
+    "conv3": (512, 8),
+    "conv5_3x3": (512, 32),
+    "conv4_3x3": (256, 16),
+}
 LITE_LAYERS = {"head": (1280, 32)}
 
 BACKBONES: dict[str, Backbone] = {
     "vgg16-caffe": Backbone(VGG16, "vgg16-caffe", VGG_LAYERS, CAFFE_MEAN, CAFFE_STD),
     "vgg16": Backbone(VGG16, "vgg16", VGG_LAYERS),
-    "resnet50": Backbone(lambda layer: ResNet((3, 4, 6, 3), layer), "resnet50", RESNET_LAYERS),
-    "resnet101": Backbone(lambda layer: ResNet((3, 4, 23, 3), layer), "resnet101", RESNET_LAYERS),
+    "resnet50-caffe": Backbone(
+        lambda layer: ResNet((3, 4, 6, 3), int(layer[4]) - 1, caffe=True, inner=layer.endswith("_3x3")),
+        "resnet50-caffe",
+        CAFFE_LAYERS,
+        CAFFE_MEAN,
+        CAFFE_STD,
+    ),
+    "resnet50": Backbone(lambda layer: ResNet((3, 4, 6, 3), int(layer[-1])), "resnet50", RESNET_LAYERS),
+    "resnet101": Backbone(lambda layer: ResNet((3, 4, 23, 3), int(layer[-1])), "resnet101", RESNET_LAYERS),
     "efficientnet-lite0": Backbone(
         lambda layer: EfficientNetLite((16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1)),
         "efficientnet-lite0",

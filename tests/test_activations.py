@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -28,6 +29,8 @@ from cooc.activations import (
     resolve_dtype,
 )
 from cooc.errors import InputError, UnknownNameError, WeightsError
+from cooc.weights import _read_keras_resnet50
+from tests.reference import keras_resnet50
 
 LAYERS = [(name, layer) for name, backbone in BACKBONES.items() for layer in backbone.layers]
 
@@ -118,6 +121,25 @@ def test_resnet_is_the_plain_forward(name: str, depths: tuple[int, ...]) -> None
         x = F.relu(y + (conv_bn(x, f"{at}.downsample.0", f"{at}.downsample.1", stride) if block == 0 else x))
     out = build_backbone(name, weights=weights)(images)
     torch.testing.assert_close(out, x, rtol=1e-3, atol=1e-4 * float(x.abs().max()))
+
+
+CAFFE_LAYERS = {"conv3": "res3d", "conv4": "res4f", "conv5": "res5c"}
+CAFFE_LAYERS |= {
+    "conv4_3x3": "res4f_branch2b",
+    "conv5_3x3": "res5c_branch2b",
+}  # by the names of the authors and of Keras
+
+
+def test_resnet50_caffe_is_keras_forward(tmp_path: Path) -> None:
+    """From shards in Keras' names and layout, through our reader, at sides that no stride divides."""
+    arrays, images = keras_resnet50.random_arrays(), pictures(1, 97, 130)
+    keras_resnet50.write_shards(tmp_path / "ResNet50", arrays)
+    weights = _read_keras_resnet50(tmp_path / "ResNet50")
+    maps = keras_resnet50.forward(images, arrays)
+    assert BACKBONES["resnet50-caffe"].layers.keys() == CAFFE_LAYERS.keys()
+    for layer, name in CAFFE_LAYERS.items():
+        out, wanted = build_backbone("resnet50-caffe", layer, weights=weights)(images), maps[name].float()
+        torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5 * float(wanted.max()))
 
 
 @pytest.mark.parametrize(
@@ -327,3 +349,23 @@ def test_real_vgg16_on_a_photograph(real_weights: Callable[[str], dict[str, Tens
             A[0, 100].sum().item(),
         ]
         assert summary == pytest.approx([1.165893, 6.834611, 114.61898, 0.0571289, 275.36166], rel=1e-4)
+
+
+# Sum and maximum of each layer and its strongest channel, as TensorFlow.js 4.22 computes them from the package.
+TENSORFLOW_JS = {
+    "conv3": (91280.2, 14.56279, 511),
+    "conv4": (31903.52, 12.17328, 949),
+    "conv5": (14265.09, 49.31582, 507),
+    "conv4_3x3": (5552.765, 8.549736, 159),
+    "conv5_3x3": (1529.877, 4.68229, 459),
+}
+
+
+@pytest.mark.parametrize("layer", CAFFE_LAYERS)
+def test_real_resnet50_caffe_on_a_photograph(real_weights: Callable[[str], dict[str, Tensor]], layer: str) -> None:
+    photo = torch.from_numpy(np.ascontiguousarray(skimage.data.astronaut()[:97, 128:258])).permute(2, 0, 1)[None]
+    A = build_backbone("resnet50-caffe", layer, weights=real_weights("resnet50-caffe"))(photo)
+    total, largest, strongest = TENSORFLOW_JS[layer]
+    assert A.sum().item() == pytest.approx(total, rel=1e-4)
+    assert A.max().item() == pytest.approx(largest, rel=1e-4)
+    assert A[0].sum((1, 2)).argmax() == strongest

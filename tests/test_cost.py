@@ -30,7 +30,7 @@ def whitened(count: int, seed: int) -> Any:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("name", ["resnet50", "efficientnet-lite0"])
+@pytest.mark.parametrize("name", ["resnet50", "resnet50-caffe", "efficientnet-lite0"])
 def test_folded_batch_norms_change_nothing(name: str) -> None:
     weights, images = random_weights(name), pictures(1, 64, 96)
     plain = BACKBONES[name].build(next(iter(BACKBONES[name].layers))).eval()

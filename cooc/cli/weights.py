@@ -94,7 +94,10 @@ def export(name: Name, dest: Annotated[Path, typer.Argument(metavar="DEST", help
 
 @weights.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="From `cooc weights export`, or an official .pth.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="From `cooc weights export`; an official .pth; or a source's archive."),
+    ],
     name: Annotated[str | None, typer.Option(help="The set it must be. [default: found out]")] = None,
 ) -> None:
     """Check a file and put it into the cache."""
