@@ -81,15 +81,15 @@ def cover(art: Pixels, series: int, volume: int, seed: int) -> Pixels:
 
 
 def camera(size: tuple[int, int], photo: tuple[int, int], rng: np.random.Generator) -> Matrix:
-    """A homography from a print's pixels to a photo's: a pinhole camera before a print, tilted by up to 55 degrees."""
+    """A homography from a print's pixels to a photo's: a pinhole camera before a print, tilted by up to 45 degrees."""
     (width, height), (across, down) = size, photo
-    tilt, axis = math.radians(rng.uniform(0, 55)), rng.uniform(0, 2 * math.pi)
+    tilt, axis = math.radians(rng.uniform(0, 45)), rng.uniform(0, 2 * math.pi)
     turn = math.radians(rng.choice((rng.normal(0, 12), 90 * rng.integers(1, 4) + rng.normal(0, 8), rng.uniform(0, 360)),
                                    p=(0.6, 0.2, 0.2)))  # fmt: skip
     rotation = cv2.Rodrigues(tilt * np.array([math.cos(axis), math.sin(axis), 0.0]))[0]
     rotation = rotation @ cv2.Rodrigues(np.array([0.0, 0.0, turn]))[0]
     focal = rng.uniform(0.9, 1.5) * max(photo)
-    distance = focal * math.sqrt(width * height / (rng.uniform(0.1, 0.6) * across * down))
+    distance = focal * math.sqrt(width * height / (rng.uniform(0.15, 0.65) * across * down))
     to_plane = np.column_stack([rotation[:, 0], rotation[:, 1], (0, 0, distance)])
     lens = np.array([[focal, 0, 0], [0, focal, 0], [0, 0, 1.0]])
     seen = lens @ to_plane @ np.array([[1, 0, -width / 2], [0, 1, -height / 2], [0, 0, 1.0]])
@@ -138,7 +138,7 @@ def light(pixels: Pixels, rng: np.random.Generator) -> NDArray[np.float32]:
     y, x = np.mgrid[0:1:complex(height), 0:1:complex(width)].astype(np.float32)
     angle = rng.uniform(0, 2 * math.pi)
     slope = 1 + rng.uniform(0, 0.5) * ((x - 0.5) * math.cos(angle) + (y - 0.5) * math.sin(angle))
-    lit = 255 * (pixels / 255.0) ** rng.uniform(0.7, 1.5) * rng.uniform(0.6, 1.15)
+    lit = 255 * (pixels / 255.0) ** rng.uniform(0.7, 1.5) * rng.uniform(0.7, 1.15)
     lit = lit * slope[..., None] * rng.uniform(0.85, 1.1, 3)
     if rng.random() < 0.3:
         spot = np.exp(-((x - rng.random()) ** 2 + (y - rng.random()) ** 2) / rng.uniform(0.004, 0.03))
@@ -159,9 +159,9 @@ def spoil(photo: NDArray[Any], rng: np.random.Generator) -> Pixels:
     photo = np.clip(photo, 0, 255).astype(np.float32)
     kind = rng.random()
     if kind < 0.4:
-        photo = cv2.GaussianBlur(photo, (0, 0), float(rng.uniform(0.5, 1.8)))
+        photo = cv2.GaussianBlur(photo, (0, 0), float(rng.uniform(0.5, 1.5)))
     elif kind < 0.6:
-        length = int(rng.integers(3, 9))
+        length = int(rng.integers(3, 7))
         kernel = np.zeros((length, length), np.float32)
         kernel[length // 2] = 1 / length
         turned = cv2.getRotationMatrix2D((length / 2 - 0.5, length / 2 - 0.5), float(rng.uniform(0, 180)), 1)
