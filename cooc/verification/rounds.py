@@ -26,7 +26,8 @@ Scores = NDArray[np.float64]
 
 ALPHA = 0.99  # of what a picture has, how much comes from its neighbours
 GAMMA = 3.0  # an edge weighs cosine ** GAMMA
-NEIGHBOURS = 50  # in the graph, and of each verified picture
+NEIGHBOURS = 10  # of a picture in the graph; more blur it (docs/verification.md)
+EXPANSION = 50  # nearest pictures of each verified one that join the graph
 NEAREST = 10  # of the query, which are seeds as well,
 FAINT = 0.05  # but weak ones
 
@@ -49,15 +50,18 @@ def rounds(
     nearest: Callable[[Vectors, int], Ids] | None = None,
     strength: Callable[[Agreement], float] = lambda agreement: agreement.strength,
     top: int = 100,
-    least: float = 10.0,
-    sure: float = 20.0,
+    least: float = 8.0,
+    sure: float = 16.0,
     repeats: int = 2,
+    neighbours: int = NEIGHBOURS,
+    expansion: int = EXPANSION,
 ) -> Ranking:
     """Verify a shortlist `repeats` times, each time the best `top` of what the round before has found.
 
     `ids` and `cosines` are the shortlist, best first. `vectors(ids)` gives unit vectors (N, D); `verify(ids)` one
     agreement for each; `nearest(vectors, k)` the ids (N, k) of the pictures nearest to each vector, -1 for none. A
-    picture is verified from strength `least`, and sure from `sure`: those stand before all others.
+    picture is verified from strength `least`, and sure from `sure`: those stand before all others. The graph joins each
+    picture to its `neighbours`; the `expansion` nearest pictures of each verified one join it.
     """
     ids, cosines = np.asarray(ids, np.int64), np.asarray(cosines, np.float64)
     if len(ids) != len(cosines) or len(np.unique(ids)) != len(ids):
@@ -70,32 +74,18 @@ def rounds(
         order = ids[np.argsort(-scores, kind="stable")]
         asked = np.array([i for i in order[:top].tolist() if i not in known], np.int64)
         known |= dict(zip(asked.tolist(), verify(asked), strict=True)) if len(asked) else {}
-        ids, cosines = _joined(ids, cosines, known, strength, least, vectors, nearest)
+        verified = np.array([i for i, agreement in known.items() if strength(agreement) >= least], np.int64)
+        if nearest is not None and len(verified):
+            found = np.unique(nearest(vectors(verified), expansion))
+            new = np.setdiff1d(found[found >= 0], ids)  # not among the query's nearest: no seeds, cosine 0
+            ids, cosines = np.concatenate([ids, new]), np.concatenate([cosines, np.zeros(len(new))])
         votes = np.array([strength(known[i]) if i in known else 0.0 for i in ids.tolist()])
         votes[votes < least] = 0
-        flow = diffuse(mutual_graph(vectors(ids)), seed(votes, cosines))
+        flow = diffuse(mutual_graph(vectors(ids), neighbours), seed(votes, cosines))
         scores = flow / max(flow.max(initial=0), np.finfo(float).tiny)
         scores = scores + np.where(votes >= sure, 1 + votes / (1 + votes.max(initial=0)), 0)
     order = np.argsort(-scores, kind="stable")
     return Ranking(ids[order], scores[order], known)
-
-
-def _joined(
-    ids: Ids,
-    cosines: Scores,
-    known: dict[int, Agreement],
-    strength: Callable[[Agreement], float],
-    least: float,
-    vectors: Callable[[Ids], Vectors],
-    nearest: Callable[[Vectors, int], Ids] | None,
-) -> tuple[Ids, Scores]:
-    """The shortlist and the neighbours of what is verified; those are not among the query's nearest: cosine 0."""
-    verified = np.array([i for i, agreement in known.items() if strength(agreement) >= least], np.int64)
-    if nearest is None or not len(verified):
-        return ids, cosines
-    found = np.unique(nearest(vectors(verified), NEIGHBOURS))
-    new = np.setdiff1d(found[found >= 0], ids)
-    return np.concatenate([ids, new]), np.concatenate([cosines, np.zeros(len(new))])
 
 
 def seed(votes: Scores, cosines: Scores) -> Scores:
