@@ -1,0 +1,205 @@
+"""The one transform that most matches of two pictures agree on, and how much that proves.
+
+    agreement = agree(query, picture, match(query, picture))
+    agreement.inliers, agreement.spread, agreement.transform, agreement.query_region
+
+Two models are tried by OpenCV's USAC (PROSAC sampling, MSAC score, local optimisation, a fixed seed): an affine map,
+which finds more of the true pairs of buildings and of small things (three good matches are enough), and a homography,
+which keeps more of the inliers of a print seen at a slant. The one with more inliers stands.
+
+A match is an inlier if the transform maps its point to within `TOLERANCE` of the picture's longer side **and** turns
+and scales it as the two features themselves are turned and scaled. Chance agrees in position, hardly ever in position,
+size and direction: of wrong pairs, 99 in 100 then have 2 inliers or fewer, where position alone leaves them 7.
+The number alone is no proof, though: see `support.py` for what `spread` adds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from cooc.verification.engine import Engine
+from cooc.verification.engines import ENGINES
+from cooc.verification.features import LocalFeatures
+from cooc.verification.matching import Matches
+from cooc.verification.support import spread, support
+from cooc.verification.transforms import Matrix, Points, local_maps, moved
+
+__all__ = ["TOLERANCE", "Agreement", "agree", "no_agreement", "plausible"]
+
+Box = tuple[float, float, float, float]
+Indices = NDArray[np.int64]
+
+TOLERANCE = 0.012  # of the picture's longer side: 12 pixels at 1024
+FEWEST = 4  # inliers below which nothing is claimed
+ITERATIONS = 1000
+NARROWEST = 5.0  # how much more a transform may stretch one direction than another
+LARGEST = 25.0  # how much larger a thing may be in one picture than in the other, as shares of their longer sides
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What two pictures agree on; `inliers` 0 and empty arrays where that is nothing."""
+
+    engine: str
+    inliers: int  # matches that agree with the transform
+    tentative: int  # matches before geometry
+    support: int  # features of the picture at whose place the query looks alike
+    cells: int  # of 12 x 12 over what both pictures show, those with support
+    spread: float  # how evenly it is spread over that: 1 as chance would, near 0 in one spot
+    transform: Matrix  # (3, 3), query -> picture
+    query_points: Points  # (inliers, 2), in full-size pixels of each picture
+    picture_points: Points
+    query_region: Points  # (K, 2): the inliers' convex hull
+    picture_region: Points
+    query_size: tuple[int, int]
+    picture_size: tuple[int, int]
+
+    @property
+    def strength(self) -> float:
+        """Inliers, weighted so that those of different engines compare."""
+        return ENGINES[self.engine].weight * self.inliers
+
+    @property
+    def query_box(self) -> Box | None:
+        return _box(self.query_region)
+
+    @property
+    def picture_box(self) -> Box | None:
+        return _box(self.picture_region)
+
+    @property
+    def query_share(self) -> float:
+        """Of the query's area, how much its region covers (0..1)."""
+        return _area(self.query_region) / (self.query_size[0] * self.query_size[1])
+
+    @property
+    def picture_share(self) -> float:
+        return _area(self.picture_region) / (self.picture_size[0] * self.picture_size[1])
+
+
+def no_agreement(query: LocalFeatures, picture: LocalFeatures | None = None, tentative: int = 0) -> Agreement:
+    none = np.zeros((0, 2), np.float32)
+    size = picture.size if picture else (1, 1)
+    return Agreement(query.engine, 0, tentative, 0, 0, 0.0, np.eye(3), none, none, none, none, query.size, size)
+
+
+def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches, *, tolerance: float = TOLERANCE) -> Agreement:
+    """The transform that most of `matches` agree on. The same features and matches give the same answer."""
+    nothing = no_agreement(query, picture, len(matches.query))
+    here, there = query.take(matches.query), picture.take(matches.picture)
+    near = tolerance * max(picture.size)
+    engine = ENGINES[query.engine]
+    best, transform = np.zeros(0, np.int64), nothing.transform
+    for estimate in (_affine, _homography):
+        found = estimate(here.points, there.points, near)
+        if found is None:
+            continue
+        inliers = _inliers(here, there, found, near, engine)
+        if len(inliers) > max(len(best), FEWEST - 1) and plausible(found, here.take(inliers), there.take(inliers), tolerance):
+            best, transform = inliers, found
+    if not len(best):
+        return nothing
+    mine, other = here.points[best], there.points[best]
+    alike = support(query, picture, transform, near, engine)
+    evenness, cells = spread(query, picture, transform, alike)
+    return Agreement(
+        engine=query.engine,
+        inliers=len(best),
+        tentative=len(matches.query),
+        support=len(alike),
+        cells=cells,
+        spread=evenness,
+        transform=transform,
+        query_points=mine,
+        picture_points=other,
+        query_region=cv2.convexHull(mine)[:, 0],
+        picture_region=cv2.convexHull(other)[:, 0],
+        query_size=query.size,
+        picture_size=picture.size,
+    )
+
+
+def _usac(near: float) -> cv2.UsacParams:
+    usac = cv2.UsacParams()
+    usac.threshold = near
+    usac.maxIterations = ITERATIONS
+    usac.confidence = 0.999
+    usac.sampler = cv2.SAMPLING_PROSAC  # matches come with the most certain first
+    usac.score = cv2.SCORE_METHOD_MSAC
+    usac.loMethod = cv2.LOCAL_OPTIM_INNER_LO
+    usac.randomGeneratorState = 0
+    return usac
+
+
+def _affine(here: Points, there: Points, near: float) -> Matrix | None:
+    if len(here) < FEWEST:
+        return None
+    try:
+        found, _ = cv2.estimateAffine2D(here, there, _usac(near))
+    except cv2.error:  # its solver met points on one line, or all in one
+        return None
+    return None if found is None else _sound(np.vstack([found, (0, 0, 1)]))
+
+
+def _homography(here: Points, there: Points, near: float) -> Matrix | None:
+    if len(here) < FEWEST + 1:
+        return None
+    try:
+        found, _ = cv2.findHomography(here, there, _usac(near))
+    except cv2.error:
+        return None
+    return None if found is None or abs(found[2, 2]) < 1e-9 else _sound(found / found[2, 2])
+
+
+def _sound(transform: Matrix) -> Matrix | None:
+    """None unless it can be inverted."""
+    return transform if np.isfinite(transform).all() and abs(np.linalg.det(transform)) > 1e-12 else None
+
+
+def _inliers(here: LocalFeatures, there: LocalFeatures, transform: Matrix, near: float, engine: Engine) -> Indices:
+    """Matches that agree in place, size and direction; of several that share a point, one."""
+    place, scale, angle = moved(transform, here)
+    good = ((place - there.points) ** 2).sum(1) <= near**2
+    good &= np.abs(scale - np.log2(there.scales)) <= engine.octaves
+    good &= np.abs((angle - there.angles + 180) % 360 - 180) <= engine.turn
+    kept = np.flatnonzero(good)
+    for points in (here.points / max(here.size), there.points / max(there.size)):
+        cell = np.round(points[kept] * 400).astype(np.int64)  # a feature with two directions is one point
+        kept = kept[np.sort(np.unique(cell, axis=0, return_index=True)[1])]
+    return kept
+
+
+def plausible(transform: Matrix, here: LocalFeatures, there: LocalFeatures, tolerance: float = TOLERANCE) -> bool:
+    """False for a transform that no camera makes of a rigid thing, or that its inliers do not determine.
+
+    It may not mirror, fold, or squeeze one direction by more than `NARROWEST`, nor change size by more than `LARGEST`;
+    and the inliers may not lie within the tolerance of one line, in either picture.
+    """
+    maps = local_maps(transform, here.points)
+    stretch = np.linalg.svd(maps, compute_uv=False)
+    if (np.linalg.det(maps) <= 0).any() or (stretch[:, 0] > NARROWEST * stretch[:, 1]).any():
+        return False
+    growth = np.sqrt(stretch.prod(1)) * max(here.size) / max(there.size)
+    if growth.max() > LARGEST or growth.min() < 1 / LARGEST:
+        return False
+    for side in (here, there):
+        points = side.points.astype(np.float64)
+        deviation = np.linalg.svd(points - points.mean(0), compute_uv=False)[1] / np.sqrt(len(points))
+        if deviation < tolerance * max(side.size):
+            return False
+    return True
+
+
+def _box(region: Points) -> Box | None:
+    if not len(region):
+        return None
+    (x0, y0), (x1, y1) = region.min(0).tolist(), region.max(0).tolist()
+    return x0, y0, x1, y1
+
+
+def _area(region: Points) -> float:
+    return float(cv2.contourArea(region)) if len(region) > 2 else 0.0

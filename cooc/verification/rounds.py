@@ -1,0 +1,115 @@
+"""A shortlist in rounds: what is verified leads, and what is near to it is looked at next.
+
+    shortlist -> verified -> diffusion from what is verified -> the shortlist that this gives, verified -> diffusion
+
+Diffusion (Iscen et al., CVPR 2017) flows on a small graph: the shortlist and the nearest of what is verified. Its cost
+does not grow with the collection, and (docs/verification.md) it ranks as diffusion on the graph of all pictures does.
+Everything here works on plain arrays and three functions; it knows neither an index nor pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cooc.errors import InputError
+from cooc.verification.geometry import Agreement
+
+__all__ = ["Ranking", "diffuse", "mutual_graph", "rounds", "seed"]
+
+Ids = NDArray[np.int64]
+Vectors = NDArray[np.float32]
+Scores = NDArray[np.float64]
+
+ALPHA = 0.99  # of what a picture has, how much comes from its neighbours
+GAMMA = 3.0  # an edge weighs cosine ** GAMMA
+NEIGHBOURS = 10  # of a picture in the graph; more blur it (docs/verification.md)
+EXPANSION = 50  # nearest pictures of each verified one that join the graph
+NEAREST = 10  # of the query, which are seeds as well,
+FAINT = 0.05  # but weak ones
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The pictures that were looked at, best first."""
+
+    ids: Ids
+    scores: Scores  # over 1 for those that are sure, else what diffusion gives (0..1)
+    agreements: dict[int, Agreement]  # of all that were verified, whatever came out
+
+
+def rounds(
+    ids: Sequence[int] | Ids,
+    cosines: Sequence[float] | NDArray[np.floating],
+    *,
+    vectors: Callable[[Ids], Vectors],
+    verify: Callable[[Ids], Sequence[Agreement]],
+    nearest: Callable[[Vectors, int], Ids] | None = None,
+    strength: Callable[[Agreement], float] = lambda agreement: agreement.strength,
+    top: int = 100,
+    least: float = 8.0,
+    sure: float = 16.0,
+    repeats: int = 2,
+    neighbours: int = NEIGHBOURS,
+    expansion: int = EXPANSION,
+) -> Ranking:
+    """Verify a shortlist `repeats` times, each time the best `top` of what the round before has found.
+
+    `ids` and `cosines` are the shortlist, best first. `vectors(ids)` gives unit vectors (N, D); `verify(ids)` one
+    agreement for each; `nearest(vectors, k)` the ids (N, k) of the pictures nearest to each vector, -1 for none. A
+    picture is verified from strength `least`, and sure from `sure`: those stand before all others. The graph joins each
+    picture to its `neighbours`; the `expansion` nearest pictures of each verified one join it.
+    """
+    ids, cosines = np.asarray(ids, np.int64), np.asarray(cosines, np.float64)
+    if len(ids) != len(cosines) or len(np.unique(ids)) != len(ids):
+        raise InputError(f"A shortlist needs each id once, with its cosine: {len(ids)} ids, {len(cosines)} cosines.")
+    if repeats < 1 or top < 1:
+        raise InputError(f"repeats is {repeats} and top is {top}: both must be at least 1.")
+    known: dict[int, Agreement] = {}
+    scores = cosines
+    for _ in range(repeats):
+        order = ids[np.argsort(-scores, kind="stable")]
+        asked = np.array([i for i in order[:top].tolist() if i not in known], np.int64)
+        known |= dict(zip(asked.tolist(), verify(asked), strict=True)) if len(asked) else {}
+        verified = np.array([i for i, agreement in known.items() if strength(agreement) >= least], np.int64)
+        if nearest is not None and len(verified):
+            found = np.unique(nearest(vectors(verified), expansion))
+            new = np.setdiff1d(found[found >= 0], ids)  # not among the query's nearest: no seeds, cosine 0
+            ids, cosines = np.concatenate([ids, new]), np.concatenate([cosines, np.zeros(len(new))])
+        votes = np.array([strength(known[i]) if i in known else 0.0 for i in ids.tolist()])
+        votes[votes < least] = 0
+        flow = diffuse(mutual_graph(vectors(ids), neighbours), seed(votes, cosines))
+        scores = flow / max(flow.max(initial=0), np.finfo(float).tiny)
+        scores = scores + np.where(votes >= sure, 1 + votes / (1 + votes.max(initial=0)), 0)
+    order = np.argsort(-scores, kind="stable")
+    return Ranking(ids[order], scores[order], known)
+
+
+def seed(votes: Scores, cosines: Scores) -> Scores:
+    """Where diffusion starts: what is verified, by the root of its strength; the query's ten nearest, faintly."""
+    seeds = np.sqrt(votes / votes.max()) if votes.max(initial=0) > 0 else np.zeros(len(votes))
+    near = np.argsort(-cosines, kind="stable")[:NEAREST]
+    seeds[near] += FAINT * np.maximum(cosines[near], 0) ** GAMMA
+    return seeds
+
+
+def mutual_graph(vectors: Vectors, neighbours: int = NEIGHBOURS) -> Scores:
+    """S (N, N): D^-1/2 W D^-1/2 with W = max(cosine, 0)^3 between vectors that are each other's nearest."""
+    count = len(vectors)
+    cosines = (vectors @ vectors.T).astype(np.float64)
+    np.fill_diagonal(cosines, -np.inf)
+    near = np.zeros((count, count), bool)
+    order = np.argsort(-cosines, axis=1, kind="stable")[:, : min(neighbours, count - 1)]
+    np.put_along_axis(near, order, True, axis=1)
+    weights = np.where(near & near.T, np.maximum(cosines, 0) ** GAMMA, 0)
+    degree = weights.sum(1)
+    scale = np.divide(1, np.sqrt(degree), out=np.zeros(count), where=degree > 0)
+    return np.asarray(scale[:, None] * weights * scale)
+
+
+def diffuse(graph: Scores, seeds: Scores) -> Scores:
+    """f of (I - 0.99 S) f = seeds. The matrix is positive definite, for S has no eigenvalue above 1."""
+    return np.asarray(np.linalg.solve(np.eye(len(graph)) - ALPHA * graph, seeds))

@@ -1,0 +1,63 @@
+"""A query against many pictures: which of them show the same thing, and where.
+
+    query = extract("sift", pixels, limit=QUERY)
+    agreements = verify(query, [unpack(code) for code in codes])      # one for each picture, in their order
+
+Products of matrices take most of the time and use all cores by themselves; geometry runs beside them, in threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from cooc.errors import InputError
+from cooc.verification.engines import ENGINES
+from cooc.verification.features import LocalFeatures
+from cooc.verification.geometry import TOLERANCE, Agreement, agree, no_agreement
+from cooc.verification.matching import Matches, match, match_on_device
+
+__all__ = ["verify"]
+
+
+def verify(
+    query: Sequence[LocalFeatures],
+    pictures: Sequence[Sequence[LocalFeatures]],
+    *,
+    tolerance: float = TOLERANCE,
+    ratio: float | None = None,
+    similarity: float | None = None,
+    device: str | None = None,
+    workers: int | None = None,
+) -> list[Agreement]:
+    """For each picture the strongest agreement by any engine that both it and the query have features of.
+
+    Engines are compared by `Agreement.strength`. A query may hold several sets of one engine (its turns); the best
+    counts. `device` names a GPU that matches; None is the CPU. `ratio` and `similarity` replace the engines' own.
+    """
+    if not query:
+        raise InputError("The query has no local features: extract() makes them.")
+    best: list[Agreement | None] = [None] * len(pictures)
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1, "verify") as pool:
+        jobs: list[tuple[int, Future[Agreement]]] = []
+        for part in query:
+            own = [(n, other) for n, sets in enumerate(pictures) for other in sets if other.engine == part.engine]
+            rule = {"ratio": ratio if ENGINES[part.engine].ratio else None,
+                    "similarity": similarity if ENGINES[part.engine].similarity else None}  # fmt: skip
+            found = _matched(part, [other for _, other in own], device, rule)
+            for (number, other), matches in zip(own, found, strict=True):
+                jobs.append((number, pool.submit(agree, part, other, matches, tolerance=tolerance)))
+        for number, job in jobs:
+            agreement, before = job.result(), best[number]
+            if before is None or agreement.strength > before.strength:
+                best[number] = agreement
+    return [agreement or no_agreement(query[0]) for agreement in best]
+
+
+def _matched(
+    query: LocalFeatures, pictures: Sequence[LocalFeatures], device: str | None, rule: dict[str, float | None]
+) -> Iterator[Matches]:
+    if device is None:
+        return (match(query, picture, **rule) for picture in pictures)
+    return iter(match_on_device(query, pictures, device, **rule))

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from cooc.errors import BoxError, InputError, UnknownNameError
+from cooc.verification import xfeat
+from cooc.verification.activations import activation_features, positions
+from cooc.verification.coding import Projection, vectors
+from cooc.verification.engine import Detected
+from cooc.verification.engines import ENGINES, best_of_all_parts, extract, parts
+from cooc.verification.features import LocalFeatures
+from cooc.verification.geometry import agree
+from cooc.verification.matching import match
+from cooc.verification.sift import detect_sift, root_sift
+from cooc.verification.transforms import project
+from tests.verification.pictures import photo, turned, warp
+
+DETECTORS = [name for name, engine in ENGINES.items() if engine.detect]
+
+
+def off_by(transform: np.ndarray, expected: np.ndarray, size: tuple[int, int]) -> float:
+    """How many pixels two transforms are apart, at most, over the middle of a picture."""
+    grid = np.stack(np.meshgrid(*(np.linspace(0.25 * s, 0.75 * s, 5) for s in size)), -1).reshape(-1, 2)
+    grid = grid.astype(np.float32)
+    return float(np.abs(project(transform, grid) - project(expected, grid)).max())
+
+
+# ---- the table -----------------------------------------------------------------------------------------------------
+
+
+def test_names() -> None:
+    assert parts("sift+xfeat") == ("sift", "xfeat")
+    with pytest.raises(UnknownNameError, match="Did you mean 'sift'"):
+        parts("sfit")
+    with pytest.raises(InputError, match="twice"):
+        parts("sift+sift")
+
+
+def test_every_engine_says_where_it_comes_from_and_how_it_matches() -> None:
+    for engine in ENGINES.values():
+        assert engine.source
+        assert engine.licence
+        assert (engine.ratio is None) != (engine.similarity is None)
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_features_have_the_declared_shape_and_lie_in_the_picture(name: str) -> None:
+    (features,) = extract(name, photo("astronaut"), limit=300)
+    assert features.descriptors.shape == (300, ENGINES[name].dim)
+    assert features.size == (512, 512)
+    assert (features.points >= -1).all()
+    assert (features.points <= 512).all()
+    (again,) = extract(name, photo("astronaut"), limit=300)
+    assert features.to_bytes(8) == again.to_bytes(8)
+
+
+def test_several_at_once() -> None:
+    assert [f.engine for f in extract("sift+xfeat", photo("cat"), limit=50)] == ["sift", "xfeat"]
+
+
+# ---- where features lie --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_positions_are_those_of_the_full_size_picture(name: str) -> None:
+    """The same photo, decoded smaller: features lie at the same places of the full one."""
+    pixels = photo("coffee")
+    less = cv2.resize(pixels, (450, 300), interpolation=cv2.INTER_AREA)
+    (full,), (small,) = extract(name, pixels), extract(name, less, size=(600, 400))
+    agreement = agree(full, small, match(full, small))
+    assert agreement.inliers > 20
+    assert off_by(agreement.transform, np.eye(3), (600, 400)) < 2
+    assert small.size == (600, 400)
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_crop_lies_where_its_box_is(name: str) -> None:
+    pixels = photo("astronaut")
+    box = (100.0, 60.0, 420.0, 330.0)
+    (crop,) = extract(name, pixels[60:330, 100:420], size=(512, 512), box=box)
+    (whole,) = extract(name, pixels)
+    agreement = agree(crop, whole, match(crop, whole))
+    assert agreement.inliers > 30
+    centre = np.array([[260, 195]], np.float32)
+    assert np.abs(project(agreement.transform, centre) - centre).max() < 1
+
+
+def test_a_small_crop_is_enlarged_and_a_small_picture_is_not() -> None:
+    pixels = photo("coffee")[100:220, 200:360]
+    box = (200.0, 100.0, 360.0, 220.0)
+    assert len(extract("sift", pixels, size=(600, 400), box=box)[0]) > len(extract("sift", pixels)[0])
+
+
+def test_pixels_beyond_the_limit_are_made_smaller() -> None:
+    large = cv2.resize(photo("cat"), None, fx=4, fy=4, interpolation=cv2.INTER_CUBIC)
+    (features,) = extract("sift", large, longest=512)
+    (plain,) = extract("sift", cv2.resize(photo("cat"), (512, 341), interpolation=cv2.INTER_AREA), size=(1804, 1200))
+    agreement = agree(features, plain, match(features, plain))
+    assert off_by(agreement.transform, np.eye(3), (1804, 1200)) < 4  # a pixel at 512
+
+
+def test_features_come_from_all_parts() -> None:
+    """A thousand strong points in one corner do not crowd out the few elsewhere."""
+    rng = np.random.default_rng(0)
+    corner, rest = rng.uniform(0, 20, (1000, 2)), rng.uniform(0, 160, (100, 2))
+    points = np.concatenate([corner, rest]).astype(np.float32)
+    found = Detected(points, np.ones(1100, np.float32), np.arange(1100, dtype=np.float32), np.zeros((1100, 4), np.uint8))
+    chosen = best_of_all_parts(found, (160, 160, 3), 200)
+    assert len(chosen.points) == 200
+    assert (chosen.angles >= 1000).sum() > 80
+    assert chosen.angles[0] == 0  # the strongest of all is still the first
+    few = best_of_all_parts(Detected(*(a[:3] for a in found)), (160, 160, 3), 200)
+    assert len(few.points) == 3
+
+
+@pytest.mark.parametrize(
+    ("pixels", "options", "error"),
+    [
+        (np.zeros((5, 5), np.uint8), {}, InputError),
+        (np.zeros((5, 5, 3), np.float32), {}, InputError),
+        (np.zeros((0, 5, 3), np.uint8), {}, InputError),
+        (np.zeros((5, 5, 3), np.uint8), {"box": (0, 0, 9, 9)}, BoxError),
+        (np.zeros((5, 5, 3), np.uint8), {"box": (3, 0, 3, 4)}, BoxError),
+        (np.zeros((5, 5, 3), np.uint8), {"limit": 0}, InputError),
+        (np.zeros((5, 5, 3), np.uint8), {"turns": 3}, InputError),
+    ],
+)
+def test_wrong_input_is_refused(pixels: np.ndarray, options: dict, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        extract("sift", pixels, **options)
+
+
+def test_activations_are_not_made_from_pixels() -> None:
+    with pytest.raises(InputError, match="activation_features"):
+        extract("activations", photo("cat"))
+
+
+# ---- pictures with nothing in them ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 300), (7, 5), (64, 64), (300, 200)])
+def test_one_colour_and_tiny_pictures_have_few_features_or_none(name: str, shape: tuple[int, int]) -> None:
+    plain = np.full((*shape, 3), 200, np.uint8)
+    (features,) = extract(name, plain)
+    (other,) = extract(name, photo("cat"))
+    agreement = agree(features, other, match(features, other))
+    assert agreement.inliers == 0
+    assert LocalFeatures.from_bytes(features.to_bytes()).size == features.size
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_noise_agrees_with_nothing(name: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)
+    (features,), (other,) = extract(name, noise), extract(name, photo("astronaut"))
+    assert agree(features, other, match(features, other)).inliers == 0
+
+
+# ---- SIFT ----------------------------------------------------------------------------------------------------------
+
+
+def test_root_sift_is_the_root_of_sift() -> None:
+    grey = cv2.cvtColor(photo("cat"), cv2.COLOR_RGB2GRAY)
+    _, plain = cv2.SIFT.create(nfeatures=50, contrastThreshold=0.02).detectAndCompute(grey, None)
+    keypoints, rows = root_sift(photo("cat"), 50)
+    assert (np.diff(keypoints[:, 4]) <= 0).all()
+    expected = {tuple(np.round(np.sqrt(row / row.sum()), 4)) for row in plain}
+    assert {tuple(np.round(row, 4)) for row in rows} <= expected
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-4)
+
+
+def test_the_short_code_ranks_as_root_sift_does() -> None:
+    """Half-whitened: no copy of RootSIFT's cosines, but the nearest of 400 is among the ten nearest there."""
+    _, rows = root_sift(photo("coffee"), 400)
+    short = vectors(detect_sift(photo("coffee"), 400).descriptors)
+    order = [np.argsort(-(x @ x.T), axis=1)[:, 1:] for x in (rows, short)]
+    assert np.mean([first in ten for first, ten in zip(order[1][:, 0], order[0][:, :10], strict=True)]) > 0.9
+
+
+@pytest.mark.parametrize("degrees", [37, 90, 180, 250])
+def test_sift_knows_rotation(degrees: float) -> None:
+    pixels = photo("astronaut")
+    transform = turned(degrees, 0.7, (256, 256))
+    (a,), (b,) = extract("sift", pixels), extract("sift", warp(pixels, transform, (512, 512)))
+    agreement = agree(a, b, match(a, b))
+    assert agreement.inliers > 60
+    assert off_by(agreement.transform, transform, (512, 512)) < 1
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_no_engine_takes_a_mirrored_picture_for_the_same(name: str) -> None:
+    pixels = photo("astronaut")  # not the cup of coffee, which is its own mirror image
+    (a,), (b,) = extract(name, pixels), extract(name, pixels[:, ::-1])
+    assert agree(a, b, match(a, b)).inliers == 0
+    assert not ENGINES[name].mirror
+
+
+# ---- XFeat ---------------------------------------------------------------------------------------------------------
+
+
+class Layer(nn.Sequential):
+    def __init__(self, inside: int, outside: int, kernel: int = 3, stride: int = 1) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(
+            nn.Conv2d(inside, outside, kernel, stride, kernel // 2, bias=False),
+            nn.BatchNorm2d(outside, affine=False),
+            nn.ReLU(),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class ByModules(nn.Module):
+    """The network of the paper as modules with batch normalisation, where ours folds it into the kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def block(*layers: tuple[int, ...]) -> nn.Sequential:
+            return nn.Sequential(*(Layer(*sizes) for sizes in layers))
+
+        self.skip1 = nn.Sequential(nn.AvgPool2d(4, 4), nn.Conv2d(1, 24, 1))
+        self.block1 = block((1, 4), (4, 8, 3, 2), (8, 8), (8, 24, 3, 2))
+        self.block2 = block((24, 24), (24, 24))
+        self.block3 = block((24, 64, 3, 2), (64, 64), (64, 64, 1))
+        self.block4 = block((64, 64, 3, 2), (64, 64), (64, 64))
+        self.block5 = block((64, 128, 3, 2), (128, 128), (128, 128), (128, 64, 1))
+        self.block_fusion = nn.Sequential(Layer(64, 64), Layer(64, 64), nn.Conv2d(64, 64, 1))
+        self.heatmap_head = nn.Sequential(Layer(64, 64, 1), Layer(64, 64, 1), nn.Conv2d(64, 1, 1), nn.Sigmoid())
+        self.keypoint_head = nn.Sequential(*(Layer(64, 64, 1) for _ in range(3)), nn.Conv2d(64, 65, 1))
+
+    def forward(self, grey: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = (grey - grey.mean()) / (grey.var(unbiased=False) + 1e-5).sqrt()
+        x3 = self.block3(self.block2(self.block1(x) + self.skip1(x)))
+        x4 = self.block4(x3)
+        x5 = self.block5(x4)
+        for coarse in (x4, x5):
+            x3 = x3 + F.interpolate(coarse, x4.shape[-2] * 2, mode="bilinear")
+        maps = self.block_fusion(x3)
+        height, width = x.shape[-2:]
+        blocks = x.reshape(height // 8, 8, width // 8, 8).permute(1, 3, 0, 2).reshape(1, 64, height // 8, width // 8)
+        return maps, self.heatmap_head(maps), self.keypoint_head(blocks)
+
+
+def test_xfeat_is_the_network_of_the_paper(real_weights) -> None:
+    state = real_weights("xfeat")
+    network = ByModules().eval()
+    missing, extra = network.load_state_dict(state, strict=False)
+    assert all(name.endswith("num_batches_tracked") for name in missing)
+    assert all(name.startswith("fine_matcher") for name in extra)
+    grey = torch.from_numpy(photo("astronaut")).float().mean(2)[None, None, :256, :256]
+    with torch.inference_mode():
+        for ours, theirs in zip(xfeat.xfeat_maps(grey, xfeat.prepare_weights(state)), network(grey), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
+def test_keypoints_are_the_local_maxima() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, reliability = torch.randn(1, 65, 4, 5, generator=generator) * 3, torch.rand(1, 1, 4, 5, generator=generator)
+    points, strength = xfeat.find_keypoints(logits, reliability, 1000)
+    heat = logits.softmax(1)[0, :64].reshape(8, 8, 4, 5).permute(2, 0, 3, 1).reshape(32, 40)
+    expected = {
+        (x, y)
+        for y in range(32)
+        for x in range(40)
+        if heat[y, x] > 0.05 and heat[y, x] == heat[max(0, y - 2) : y + 3, max(0, x - 2) : x + 3].max()
+    }
+    assert {tuple(map(int, p)) for p in points.tolist()} == expected
+    assert (strength.diff() <= 0).all()
+    assert len(xfeat.find_keypoints(logits, reliability, 3)[0]) == 3
+
+
+def test_xfeat_finds_a_turned_query_in_four_steps() -> None:
+    pixels = photo("coffee")
+    (picture,) = extract("xfeat", pixels)
+    query = extract("xfeat", np.ascontiguousarray(np.rot90(pixels)), turns=4)
+    assert [len(extract(name, pixels, turns=4)) for name in ("xfeat", "sift")] == [4, 1]
+    agreements = [agree(part, picture, match(part, picture)) for part in query]
+    assert agreements[0].inliers < 20
+    best = max(agreements, key=lambda a: a.inliers)
+    assert best.inliers > 200
+    (height, width) = pixels.shape[:2]
+    expected = np.array([[0, -1, width - 1], [1, 0, 0], [0, 0, 1.0]])  # undoes np.rot90
+    assert off_by(best.transform, expected, (height, width)) < 1
+
+
+# ---- activations ---------------------------------------------------------------------------------------------------
+
+
+def bank(pixels: np.ndarray) -> torch.Tensor:
+    """Maps of a small bank of filters (waves of 4 wavelengths in 8 directions), at a stride of 8."""
+    y, x = torch.meshgrid(torch.arange(-12.0, 13), torch.arange(-12.0, 13), indexing="ij")
+    kernels = []
+    for wave in (6, 9, 13, 19):
+        for angle in np.arange(8) * np.pi / 8:
+            window = torch.exp(-(x**2 + y**2) / 50)
+            kernels.append(window * torch.cos(2 * np.pi / wave * (x * np.cos(angle) + y * np.sin(angle))))
+    stack = torch.stack(kernels)[:, None]
+    stack = stack - stack.mean((2, 3), keepdim=True)
+    grey = torch.from_numpy(pixels).float().mean(2)[None, None]
+    return F.conv2d(grey, stack, stride=8, padding=12)[0].relu()
+
+
+def test_activations_find_a_shifted_picture_at_two_scales() -> None:
+    pixels = photo("astronaut")
+    shifted = warp(pixels, turned(0, 1, (0, 0), (-40, -24)), (512, 512))
+    half = lambda image: cv2.resize(image, (256, 256), interpolation=cv2.INTER_AREA)  # noqa: E731
+    maps = [[(bank(image), 8.0), (bank(half(image)), 16.0)] for image in (pixels, shifted)]
+    samples = np.concatenate([positions(m)[2] for m in maps])
+    projection = Projection.fit(samples, 16)
+    a, b = (activation_features(m, projection, size=(512, 512), limit=800) for m in maps)
+    assert a.engine == "activations"
+    assert set(a.scales.tolist()) == {32.0, 64.0}
+    agreement = agree(a, b, match(a, b))
+    assert agreement.inliers > 50
+    assert off_by(agreement.transform, turned(0, 1, (0, 0), (-40, -24)), (512, 512)) < 8  # a step
+
+
+def test_activations_take_the_longest_vectors() -> None:
+    maps = np.zeros((4, 3, 5), np.float32)
+    maps[:, 1, 2] = (3, 0, 0, 0)
+    maps[:, 2, 4] = (0, 1, 1, 0)
+    projection = Projection(np.zeros(4, np.float32), np.eye(4, dtype=np.float32))
+    features = activation_features([(maps, 16.0)], projection, size=(80, 48), limit=9)
+    assert features.points.tolist() == [[39.5, 23.5], [71.5, 39.5]]  # where all is zero there is nothing
+    assert len(activation_features([(torch.from_numpy(maps), 16.0)], projection, size=(80, 48), limit=1)) == 1
+    with pytest.raises(InputError, match=r"\(C, H, W\)"):
+        activation_features([(maps[0], 16.0)], projection, size=(80, 48))
+    with pytest.raises(InputError, match="at least one"):
+        activation_features([], projection, size=(80, 48))
