@@ -119,7 +119,9 @@ def view(thing: Pixels, clutter: Pixels, rng: np.random.Generator) -> tuple[Pixe
     photo = (clutter.shape[1], clutter.shape[0])
     size = (thing.shape[1], thing.shape[0])
     matrix = camera(size, photo, rng)
-    shrink = min(1.0, 1.5 * math.sqrt(cv2.contourArea(project(matrix, outline(size)).astype(np.float32)) / np.prod(size)))
+    shrink = min(
+        1.0, 1.5 * math.sqrt(cv2.contourArea(project(matrix, outline(size)).astype(np.float32)) / np.prod(size))
+    )
     small = cv2.resize(thing, None, fx=shrink, fy=shrink, interpolation=cv2.INTER_AREA)  # before warping: no aliasing
     exact = np.diag([small.shape[1] / size[0], small.shape[0] / size[1], 1.0])
     warp = matrix @ np.linalg.inv(exact)
@@ -135,7 +137,7 @@ def view(thing: Pixels, clutter: Pixels, rng: np.random.Generator) -> tuple[Pixe
 def light(pixels: Pixels, rng: np.random.Generator) -> NDArray[np.float32]:
     """Uneven light, gamma, colour of the lamp, and sometimes a reflection."""
     height, width = pixels.shape[:2]
-    y, x = np.mgrid[0:1:complex(height), 0:1:complex(width)].astype(np.float32)
+    y, x = np.mgrid[0 : 1 : complex(height), 0 : 1 : complex(width)].astype(np.float32)
     angle = rng.uniform(0, 2 * math.pi)
     slope = 1 + rng.uniform(0, 0.5) * ((x - 0.5) * math.cos(angle) + (y - 0.5) * math.sin(angle))
     lit = 255 * (pixels / 255.0) ** rng.uniform(0.7, 1.5) * rng.uniform(0.7, 1.15)
@@ -197,7 +199,9 @@ def make(
     """Write the set to `out`. `series` is the number of covers that share a look; 0: the pictures as they are."""
     arts, backgrounds = pictures(folder, f"{seed}/things"), pictures(clutter, f"{seed}/clutter")
     if len(arts) < things + absent or not backgrounds:
-        sys.exit(f"{things + absent} pictures and some clutter are needed; {len(arts)} and {len(backgrounds)} are there.")
+        sys.exit(
+            f"{things + absent} pictures and some clutter are needed; {len(arts)} and {len(backgrounds)} are there."
+        )
     (out / "jpg").mkdir(parents=True, exist_ok=True)
 
     def save(name: str, pixels: Pixels) -> str:

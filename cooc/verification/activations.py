@@ -32,7 +32,11 @@ def positions(maps: Sequence[tuple[Map, float]]) -> tuple[Floats, Floats, Floats
     """x, y (N, 2), scale (N,), unit vector (N, C) and length (N,) of every position of the maps that is not all zero."""
     parts = []
     for values, step in maps:
-        A = values.detach().float().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values, np.float32)
+        A = (
+            values.detach().float().cpu().numpy()
+            if isinstance(values, torch.Tensor)
+            else np.asarray(values, np.float32)
+        )
         if A.ndim != 3 or step <= 0:
             raise InputError(f"A map must be (C, H, W) with a step over 0, not {A.shape} with step {step}.")
         row, column = np.indices(A.shape[1:]).reshape(2, -1)

@@ -54,7 +54,9 @@ class Projection:
     def __call__(self, rows: NDArray[np.floating[Any]]) -> Floats:
         """(N, D) -> unit vectors (N, d)."""
         if rows.ndim != 2 or rows.shape[1] != len(self.mean):
-            raise InputError(f"A projection for {len(self.mean)} values does not fit descriptors of shape {rows.shape}.")
+            raise InputError(
+                f"A projection for {len(self.mean)} values does not fit descriptors of shape {rows.shape}."
+            )
         return unit((np.asarray(rows, np.float32) - self.mean) @ self.axes.T)
 
     @classmethod

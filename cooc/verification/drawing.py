@@ -67,4 +67,6 @@ def _image(picture: Image.Image | NDArray[np.uint8]) -> Image.Image:
 
 def _chosen(count: int) -> NDArray[np.int64]:
     """At most `MOST` of them, evenly."""
-    return np.unique(np.linspace(0, count - 1, min(count, MOST)).round().astype(np.int64)) if count else np.zeros(0, int)
+    return (
+        np.unique(np.linspace(0, count - 1, min(count, MOST)).round().astype(np.int64)) if count else np.zeros(0, int)
+    )

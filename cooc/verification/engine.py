@@ -27,7 +27,9 @@ class Detected(NamedTuple):
 class Engine:
     """One way to find local features, and what must be known to match them."""
 
-    detect: Callable[[Pixels, int, str], Detected] | None  # pixels, how many at most, device; None: not made from pixels
+    detect: (
+        Callable[[Pixels, int, str], Detected] | None
+    )  # pixels, how many at most, device; None: not made from pixels
     source: str
     licence: str
     rotation: bool  # a turned picture gives the same features

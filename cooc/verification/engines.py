@@ -121,7 +121,9 @@ def extract(
     for part in parts(name):
         engine = ENGINES[part]
         if engine.detect is None:
-            raise InputError(f"{part!r} takes its features from a network's maps, not from pixels: activation_features().")
+            raise InputError(
+                f"{part!r} takes its features from a network's maps, not from pixels: activation_features()."
+            )
         for turn in range(1 if engine.rotation else turns):
             turned = np.rot90(seen, turn)
             detected = best_of_all_parts(engine.detect(turned, CANDIDATES * limit, device), turned.shape, limit)

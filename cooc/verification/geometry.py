@@ -99,7 +99,9 @@ def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches, *, tol
         if found is None:
             continue
         inliers = _inliers(here, there, found, near, engine)
-        if len(inliers) > max(len(best), FEWEST - 1) and plausible(found, here.take(inliers), there.take(inliers), tolerance):
+        if len(inliers) > max(len(best), FEWEST - 1) and plausible(
+            found, here.take(inliers), there.take(inliers), tolerance
+        ):
             best, transform = inliers, found
     if not len(best):
         return nothing

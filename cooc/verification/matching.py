@@ -41,7 +41,9 @@ class Matches(NamedTuple):
 NONE = Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-def match(query: LocalFeatures, picture: LocalFeatures, *, ratio: float | None = None, similarity: float | None = None) -> Matches:
+def match(
+    query: LocalFeatures, picture: LocalFeatures, *, ratio: float | None = None, similarity: float | None = None
+) -> Matches:
     """Mutual nearest neighbours; the engine's own `ratio` or `similarity` unless others are given.
 
     With `ratio`, a match's distance is under `ratio` times that of the query's second nearest. With `similarity`, its

@@ -87,7 +87,9 @@ def fit_calibration(
         free.remove(min(negative, key=lambda k: theta[k]))
 
 
-def _newton(x: NDArray[np.float64], y: NDArray[np.float64], w: NDArray[np.float64], ridge: float) -> NDArray[np.float64]:
+def _newton(
+    x: NDArray[np.float64], y: NDArray[np.float64], w: NDArray[np.float64], ridge: float
+) -> NDArray[np.float64]:
     theta = np.zeros(x.shape[1])
     penalty = ridge * len(y) * np.diag([0.0] + [1.0] * (x.shape[1] - 1))
     for _ in range(100):

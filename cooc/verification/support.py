@@ -64,9 +64,7 @@ def near_pairs(here: Points, there: Points, near: float) -> tuple[Indices, Indic
     return i[close], j[close]
 
 
-def spread(
-    query: LocalFeatures, picture: LocalFeatures, transform: Matrix, points: Points
-) -> tuple[float, int]:
+def spread(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, points: Points) -> tuple[float, int]:
     """How evenly `points` (of the picture) lie over what both pictures show (see above), and the cells that they fill."""
     mine = project(transform, query.points)
     mine = mine[_inside(mine, picture)]

@@ -37,7 +37,9 @@ def moved(transform: Matrix, features: LocalFeatures) -> tuple[Points, Matrix, M
     """
     maps = local_maps(transform, features.points)
     area = np.linalg.det(maps)
-    scale = np.log2(features.scales) + 0.5 * np.log2(np.maximum(area, 0), out=np.full(len(area), -np.inf), where=area > 0)
+    scale = np.log2(features.scales) + 0.5 * np.log2(
+        np.maximum(area, 0), out=np.full(len(area), -np.inf), where=area > 0
+    )
     radians = np.deg2rad(features.angles)
     direction = np.einsum("nij,nj->ni", maps, np.stack([np.cos(radians), np.sin(radians)], 1))
     return project(transform, features.points), scale, np.rad2deg(np.arctan2(direction[:, 1], direction[:, 0]))

@@ -23,7 +23,9 @@ def warp(pixels: np.ndarray, transform: np.ndarray, size: tuple[int, int]) -> np
     return cv2.warpPerspective(pixels, np.asarray(transform, float), size, borderValue=(127, 127, 127))
 
 
-def turned(degrees: float, scale: float, centre: tuple[float, float], shift: tuple[float, float] = (0, 0)) -> np.ndarray:
+def turned(
+    degrees: float, scale: float, centre: tuple[float, float], shift: tuple[float, float] = (0, 0)
+) -> np.ndarray:
     matrix = np.vstack([cv2.getRotationMatrix2D(centre, degrees, scale), (0, 0, 1)])
     matrix[:2, 2] += shift
     return matrix

@@ -109,7 +109,9 @@ def test_features_come_from_all_parts() -> None:
     rng = np.random.default_rng(0)
     corner, rest = rng.uniform(0, 20, (1000, 2)), rng.uniform(0, 160, (100, 2))
     points = np.concatenate([corner, rest]).astype(np.float32)
-    found = Detected(points, np.ones(1100, np.float32), np.arange(1100, dtype=np.float32), np.zeros((1100, 4), np.uint8))
+    found = Detected(
+        points, np.ones(1100, np.float32), np.arange(1100, dtype=np.float32), np.zeros((1100, 4), np.uint8)
+    )
     chosen = best_of_all_parts(found, (160, 160, 3), 200)
     assert len(chosen.points) == 200
     assert (chosen.angles >= 1000).sum() > 80

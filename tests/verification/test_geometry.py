@@ -230,7 +230,9 @@ def test_a_print_at_a_slant_in_clutter_is_found_where_it_is() -> None:
     (query,), (picture,) = extract("sift", view, limit=2000), extract("sift", thing)
     agreement = agree(query, picture, match(query, picture))
     assert agreement.inliers > 30
-    corners = project(np.linalg.inv(agreement.transform), np.array([(0, 0), (511, 0), (511, 511), (0, 511)], np.float32))
+    corners = project(
+        np.linalg.inv(agreement.transform), np.array([(0, 0), (511, 0), (511, 511), (0, 511)], np.float32)
+    )
     expected = project(transform, np.array([(0, 0), (511, 0), (511, 511), (0, 511)], np.float32))
     assert np.abs(corners - expected).max() < 4
     (stranger,) = extract("sift", photo("rocket"))

@@ -35,7 +35,9 @@ def test_points_on_the_horizon_are_far_away() -> None:
     assert np.abs(project(transform, np.array([[100, 5]], np.float32))).max() > 1e6
 
 
-@pytest.mark.parametrize(("n", "m", "near"), [(80, 60, 40.0), (1, 9, 200.0), (9, 1, 5.0), (30, 30, 5000.0), (0, 4, 9.0)])
+@pytest.mark.parametrize(
+    ("n", "m", "near"), [(80, 60, 40.0), (1, 9, 200.0), (9, 1, 5.0), (30, 30, 5000.0), (0, 4, 9.0)]
+)
 def test_near_pairs_are_those_of_two_loops(n: int, m: int, near: float) -> None:
     rng = np.random.default_rng(n)
     here = rng.uniform(-80, 1100, (n, 2)).astype(np.float32)
