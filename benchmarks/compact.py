@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cooc.bench.run import Options, Vectors, whitened_vectors
+from cooc.bench.describing import BenchOptions, Vectors
+from cooc.bench.run import whitened_vectors
 from cooc.datasets.retrieval import Dataset
 from cooc.errors import DatasetError, InputError
 from cooc.evaluation import evaluate
@@ -27,7 +28,7 @@ __all__ = ["export_vectors", "import_vectors", "measure_compact", "whitened"]
 Pair = tuple[Vectors, Vectors]  # database (N, D), queries (Q, D)
 
 
-def whitened(dataset: Dataset, recipes: Sequence[Recipe], options: Options) -> dict[str, Pair]:
+def whitened(dataset: Dataset, recipes: Sequence[Recipe], options: BenchOptions) -> dict[str, Pair]:
     return {
         recipe.name: pair for recipe, pair in zip(recipes, whitened_vectors(dataset, recipes, options), strict=True)
     }

@@ -279,7 +279,8 @@ def _scores(
     files: list[Path], dataset: str, data: Path, recipe: str, whiten: Path | None, device: str
 ) -> list[dict[str, float]]:
     """mAP of the recipe with each of the filters."""
-    from cooc.bench.run import Options, run
+    from cooc.bench.describing import BenchOptions
+    from cooc.bench.run import run
     from cooc.datasets.retrieval import image_set, load_dataset
     from cooc.recipes import Recipe, find_recipe
 
@@ -289,7 +290,7 @@ def _scores(
     learned = [config.replace(cooccurrence="learned", filter=str(file)) for file in files]
     recipes = [Recipe(file.stem, one, "a filter compared") for file, one in zip(files, learned, strict=True)]
     with tempfile.TemporaryDirectory() as cache:
-        options = Options(
+        options = BenchOptions(
             device=device,
             cache=Path(cache),
             expansions=("none",),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cooc.cli import app
 from cooc.cooccurrence import Cooccurrence
 from cooc.descriptor import Descriptor
 from cooc.recipes import RECIPES, find_recipe, find_whitening
@@ -239,3 +240,20 @@ def test_as_a_process() -> None:
     assert done.stdout.splitlines()[1] == "False"
     done = subprocess.run([sys.executable, "-m", "cooc.cli", "describe", "no.jpg"], capture_output=True, text=True)
     assert done.returncode == 2
+
+
+def test_help_says_first_what_users_do_every_day(cooc: Shell) -> None:
+    text = cooc("--help").out
+    everyday, rest = text.split("Everyday:")[1].split("Research and operation:")
+    listed = [[line.split()[0] for line in part.splitlines() if line.strip()] for part in (everyday, rest)]
+    assert listed[0][:3] == ["index", "search", "duplicates"]
+    assert {"status", "add", "remove", "tag", "serve", "explain"} <= set(listed[0])
+    assert {"bench", "train", "weights", "compact", "export"} <= set(listed[1])
+    every = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    every |= {group.name for group in app.registered_groups if group.name}
+    assert sorted([*listed[0], *listed[1]]) == sorted(every)
+
+
+def test_commands_that_moved_say_where(cooc: Shell) -> None:
+    assert "python -m benchmarks figures" in cooc("figures").err
+    assert "python -m benchmarks speed" in cooc("bench", "speed").err
