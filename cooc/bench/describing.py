@@ -23,8 +23,9 @@ from cooc.files import replacing
 from cooc.pictures.batches import Item
 from cooc.recipes import Recipe
 from cooc.stream import download, stream, upload
+from cooc.verification.rounds import TOP
 
-__all__ = ["BenchOptions", "raw_vectors"]
+__all__ = ["BenchOptions", "item_key", "raw_vectors"]
 
 Vectors = NDArray[np.float32]
 PART = 512  # pictures in one part of the cache
@@ -45,6 +46,8 @@ class BenchOptions:
     whitening_each_scale: bool = False  # fit on the vectors of every scale by itself: so many times more samples
     whitening_exponent: float = 0.5  # 0.5 whitens, 0 only turns; see cooc.whitening
     whitening_name: str = ""
+    verify: tuple[str, ...] = ()  # engines of geometric verification, "sift+xfeat" for several at once
+    top: int = TOP  # pictures verified in a round
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
 
 
@@ -54,7 +57,7 @@ def raw_vectors(
     """pooling_hash -> (N, D) unit vectors before whitening, for recipes that share network, layer and image size."""
     size = size or recipes[0].config.size
     caches = {r.config.pooling_hash: _Cache(options.cache / f"{r.config.pooling_hash}-{size}") for r in recipes}
-    keys = [_key(item) for item in items]
+    keys = [item_key(item) for item in items]
     todo: dict[str, Item] = {}
     for key, item in zip(keys, items, strict=True):
         if any(key not in cache for cache in caches.values()):
@@ -103,7 +106,7 @@ class _Cache:
         return np.stack([self.parts[part][row] for part, row in (self.rows[key] for key in keys)])
 
 
-def _key(item: Item) -> str:
+def item_key(item: Item) -> str:
     """A picture by its file name and size, and the box: enough to tell the pictures of a benchmark apart."""
     path = Path(str(item.picture))
     text = f"{path.parent.name}/{path.name} {path.stat().st_size} {item.box}"

@@ -5,6 +5,7 @@ Recipes that share a network share its activations, and raw vectors are kept bet
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,13 +16,15 @@ import numpy as np
 import torch
 
 from cooc.activations import resolve_device
-from cooc.bench.describing import BenchOptions, Vectors, raw_vectors
-from cooc.bench.scoring import evaluate_vectors, first_names
+from cooc.bench.describing import BenchOptions, Vectors, item_key, raw_vectors
+from cooc.bench.scoring import evaluate_rankings, evaluate_vectors, first_names, left_out
+from cooc.bench.verified import local_features, verified_rankings
 from cooc.datasets.retrieval import Dataset
-from cooc.pictures.batches import Item
+from cooc.pictures.batches import Item, default_workers
 from cooc.provenance import provenance
 from cooc.recipes import Recipe, find_whitening
 from cooc.reranking import rank
+from cooc.verification.engines import parts
 from cooc.whitening import Storage, Whitening, fit_pca, save
 
 __all__ = ["run", "save_whitenings", "whitened_vectors"]
@@ -36,6 +39,7 @@ def run(
     """One result for each recipe, as `results/` keeps it. `keep` is given the whitenings that were fitted."""
     started = time.monotonic()
     raw = _raw_of(dataset, recipes, options)
+    local = _Local(dataset, options)
     results = []
     for recipe in recipes:
         whitening = raw.whitening(recipe)
@@ -50,7 +54,8 @@ def run(
                 "whitening": dict(whitening.meta) if whitening is not None else None,
                 "images": len(database),
                 "queries": len(queries),
-                "results": {name: evaluate_vectors(dataset, database, queries, name) for name in options.expansions},
+                "results": {name: evaluate_vectors(dataset, database, queries, name) for name in options.expansions}
+                | local.results(database, queries),
                 "top": first_names(dataset, list(rank(queries, database, 10)[0])),
                 "seconds": {"describe": raw.seconds, "total": time.monotonic() - started},
                 **provenance(options.device),
@@ -126,6 +131,53 @@ class _Raw:
             for v in (self.database[key], self.queries[key])
         )
         return database, queries
+
+
+class _Local:
+    """Local features of a dataset's pictures, and what verification by them makes of a ranking."""
+
+    def __init__(self, dataset: Dataset, options: BenchOptions) -> None:
+        self.dataset, self.options = dataset, options
+        self.codes: dict[str, tuple[list[bytes], list[bytes]]] = {}
+        device = resolve_device(options.device)
+        self.device = None if device.type == "cpu" else str(device)
+        for engine in dict.fromkeys(part for spec in options.verify for part in parts(spec)):
+            made = []
+            for query, items in (
+                (False, [Item(None, path) for path in dataset.image_paths]),
+                (True, [Item(None, one.path, one.box) for one in dataset.queries]),
+            ):
+                made.append(
+                    local_features(
+                        items,
+                        engine,
+                        keys=[item_key(item) for item in items],
+                        cache=options.cache,
+                        device=str(device),
+                        workers=default_workers(device.type) if options.workers is None else options.workers,
+                        query=query,
+                        progress=functools.partial(options.progress, f"{engine} features"),
+                    )
+                )
+            self.codes[engine] = (made[0], made[1])
+
+    def results(self, database: Vectors, queries: Vectors) -> dict[str, dict[str, Any]]:
+        """Engine and stage -> scores, as `evaluate_rankings` gives them."""
+        found = {}
+        for spec in self.options.verify:
+            codes = [self.codes[engine] for engine in parts(spec)]
+            stages = verified_rankings(
+                database,
+                queries,
+                [pictures for pictures, _ in codes],
+                [own for _, own in codes],
+                own=left_out(self.dataset),
+                device=self.device,
+                top=self.options.top,
+            )
+            for stage, rankings in stages.items():
+                found[f"{spec} {stage}"] = evaluate_rankings(self.dataset, list(rankings))
+        return found
 
 
 def _raw_of(dataset: Dataset, recipes: Sequence[Recipe], options: BenchOptions) -> _Raw:

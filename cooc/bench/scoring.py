@@ -18,7 +18,7 @@ from cooc.evaluation import PROTOCOLS, bootstrap_interval, evaluate, positive_ra
 from cooc.files import write_whole
 from cooc.reranking import alpha_expansion, average_expansion, database_augmentation, rank, rerank
 
-__all__ = ["RECALL", "WAYS", "evaluate_rankings", "evaluate_vectors", "first_names", "write_result"]
+__all__ = ["RECALL", "WAYS", "evaluate_rankings", "evaluate_vectors", "first_names", "left_out", "write_result"]
 
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -59,7 +59,7 @@ def evaluate_vectors(dataset: Dataset, database: Vectors, queries: Vectors, expa
     """The scores of `evaluate_rankings` for unit vectors, ranked in one of WAYS."""
     if expansion not in WAYS:
         raise UnknownNameError("expansion or re-ranking", expansion, WAYS)
-    return evaluate_rankings(dataset, list(WAYS[expansion](queries, database, _left_out(dataset))))
+    return evaluate_rankings(dataset, list(WAYS[expansion](queries, database, left_out(dataset))))
 
 
 def evaluate_rankings(dataset: Dataset, rankings: Sequence[ArrayLike]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def evaluate_rankings(dataset: Dataset, rankings: Sequence[ArrayLike]) -> dict[s
     return out
 
 
-def _left_out(dataset: Dataset) -> Indices:
+def left_out(dataset: Dataset) -> Indices:
     """Each query's own row where the protocol takes it out of the ranking; -1 where it does not, or there is none.
 
     What is ranked may expand a query too: Oxford and Paris count the query's own picture as a good answer.
