@@ -1,5 +1,6 @@
 """The command line. Each command is thin: it reads its arguments, makes one call, and shows what came back.
 
+    bars.py           how far a run is
     describing.py     describe, heatmap, whiten, recipes
     weights.py        weights list | fetch | verify | export | import
     indexing.py       index, add, remove, tag, status

@@ -28,7 +28,7 @@ from cooc.evaluation import Query
 from cooc.pictures.boxes import Box
 from cooc.pictures.folder import list_images
 
-__all__ = ["DATASETS", "Dataset", "QueryImage", "Report", "Spec", "check", "image_set", "load_dataset", "where"]
+__all__ = ["DATASETS", "Completeness", "Dataset", "QueryImage", "Spec", "check", "image_set", "load_dataset", "where"]
 
 PathLike = str | os.PathLike[str]
 
@@ -125,7 +125,7 @@ DATASETS: dict[str, Spec] = {
 
 
 @dataclass(frozen=True)
-class Report:
+class Completeness:
     """What was found of a data set; `str(report)` says it in words."""
 
     name: str
@@ -163,7 +163,7 @@ def where(name: str) -> str:
 
 def check(
     name: PathLike, data_dir: PathLike | Sequence[PathLike] | None = None, *, distractors: PathLike | None = None
-) -> Report:
+) -> Completeness:
     """What of that data set is there, without failing."""
     return _assemble(name, data_dir, distractors)[1]
 
@@ -225,15 +225,15 @@ def _photo_id(path: Path) -> str:
 
 def _assemble(
     name: PathLike, data_dir: PathLike | Sequence[PathLike] | None, distractors: PathLike | None
-) -> tuple[Dataset | None, Report]:
+) -> tuple[Dataset | None, Completeness]:
     folders = [data_dir] if isinstance(data_dir, str | os.PathLike) else list(data_dir or ())
     data = [Path(folder) for folder in folders]
-    report = Report(str(name), "")
+    report = Completeness(str(name), "")
     try:
         if str(name) in DATASETS:
             spec = _spec(str(name))
             roots = [root / folder for root in data for folder in spec.folders] + data
-            report = Report(spec.name, spec.where)
+            report = Completeness(spec.name, spec.where)
             truth = _find_truth(spec, roots)
         else:
             truth, spec = _folder_truth(Path(name))
@@ -245,8 +245,8 @@ def _assemble(
 
 
 def _join(
-    spec: Spec, truth: Truth, roots: list[Path], distractors: PathLike | None, report: Report
-) -> tuple[Dataset | None, Report]:
+    spec: Spec, truth: Truth, roots: list[Path], distractors: PathLike | None, report: Completeness
+) -> tuple[Dataset | None, Completeness]:
     mentioned = set(truth.database or ())
     for question in truth.questions or ():
         mentioned.update([question.image], *question.groups.values())

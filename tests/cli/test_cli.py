@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from cooc.cli import app
+from cooc.cli.bars import now_and_then
 from cooc.cooccurrence import Cooccurrence
 from cooc.descriptor import Descriptor
 from cooc.recipes import RECIPES, find_recipe, find_whitening
@@ -252,6 +253,23 @@ def test_help_says_first_what_users_do_every_day(cooc: Shell) -> None:
     every = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     every |= {group.name for group in app.registered_groups if group.name}
     assert sorted([*listed[0], *listed[1]]) == sorted(every)
+
+
+def test_what_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no terminal: never more often than asked, and nothing of a short run."""
+    clock = [0.0]
+    monkeypatch.setattr("cooc.cli.bars.time.monotonic", lambda: clock[0])
+    said: list[float] = []
+    later, at_once = (now_and_then(10, said.append, at_once=first) for first in (False, True))
+    for second in range(25):
+        clock[0] = second
+        later(second)
+    assert said == [10, 20]
+    said.clear()
+    for second in range(25, 40):
+        clock[0] = second
+        at_once(second)
+    assert said == [25, 35]
 
 
 def test_commands_that_moved_say_where(cooc: Shell) -> None:
