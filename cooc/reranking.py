@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cooc.errors import InputError, UnknownNameError
+from cooc.vectors import unit_rows
 
 __all__ = [
     "EXPANSIONS",
@@ -149,8 +150,7 @@ def alpha_expansion(
     if len(database):
         for rows in _blocks(len(queries), _rows_for(n * database.shape[1])):
             expanded[rows] += np.einsum("qn,qnd->qd", weights[rows], database[indices[rows]])
-    expanded /= np.maximum(np.linalg.norm(expanded, axis=1, keepdims=True), TINY)
-    return expanded
+    return unit_rows(expanded)
 
 
 def database_augmentation(database: ArrayLike, n: int = 10, alpha: float = 3) -> Vectors:

@@ -22,6 +22,7 @@ from cooc.datasets.retrieval import Dataset
 from cooc.errors import InputError
 from cooc.provenance import provenance
 from cooc.reranking import rank
+from cooc.vectors import unit_rows
 
 __all__ = ["rankings_result", "vectors_result"]
 
@@ -102,11 +103,9 @@ def _vectors(file: Path, rows: int, what: str) -> Vectors:
     vectors = array.astype(np.float64)
     if len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
         raise InputError(f"Row {bad[0]} of {file} holds NaN or infinite values ({len(bad)} such rows). Describe again.")
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    if len(bad := np.flatnonzero(norms == 0)):
+    if len(bad := np.flatnonzero(~vectors.any(axis=1))):
         raise InputError(f"Row {bad[0]} of {file} is zero ({len(bad)} such rows): it has no direction to compare.")
-    unit: Vectors = (vectors / norms).astype(np.float32)
-    return unit
+    return unit_rows(vectors)
 
 
 def _rankings(file: Path, dataset: Dataset) -> list[Indices]:
