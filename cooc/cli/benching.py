@@ -121,7 +121,7 @@ def bench_dataset(
 @data.command("list")
 def data_list() -> None:
     """The datasets that cooc knows."""
-    from cooc.datasets.retrieval import DATASETS
+    from cooc.datasets.published import DATASETS
 
     table = Table("name", "pictures", "queries", "protocols")
     for name, spec in DATASETS.items():
