@@ -323,7 +323,7 @@ def test_types_are_those_of_the_content(tmp_path: Path) -> None:
     image.save(tmp_path / "odd/picture.tif", "TIFF")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/odd/\xff.jpg")).write_bytes(encoded(image, "JPEG"))
     with make_index(tmp_path) as search, serving(create_app(search)) as address:
-        client = httpx.Client(base_url=address)
+        client = httpx.Client(base_url=address, timeout=60)  # a busy machine starts processes slowly
         names = ids(client)
         png = client.get(f"{API}/images/{names['odd/really a png.jpg']}/file")
         assert png.headers["content-type"] == "image/png"
