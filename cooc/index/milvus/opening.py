@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from cooc.errors import InputError, StoreError
@@ -31,7 +31,7 @@ def _created(where: Address, meta: StoreMeta) -> MilvusStore:
         raise InputError(f"An index on Milvus keeps float32 vectors, not {meta.storage}; index=ivf_pq searches codes.")
     prepare_collection(where, meta.dim)
     with closing(Server(where)) as server:
-        server.put({META: json.dumps(asdict(meta))})  # the last step: from here on there is an index
+        server.put({META: meta.as_json()})  # the last step: from here on there is an index
     return _opened(where, write=True)
 
 

@@ -35,12 +35,15 @@ from cooc.index.milvus.structures import Structure
 from cooc.index.store import (
     BadFile,
     Block,
+    Codes,
+    FeatureCount,
     Filter,
     Forgotten,
     Record,
     SearchResult,
     StoreMeta,
     Vectors,
+    check_codes,
     check_tags,
     check_vectors,
     damaged_vector,
@@ -53,6 +56,7 @@ from cooc.index.store import (
 PAGE = 1000  # rows read at once, values in one condition
 NOTE = "cooc.note."  # properties of the collection
 REQUEST = 16 << 20  # bytes of vectors in one request
+NO_FEATURES = "An index on Milvus keeps no local features yet: use an index in a folder, or on PostgreSQL."
 
 log = logging.getLogger("cooc")
 
@@ -71,8 +75,8 @@ class MilvusStore:
 
     # changes
 
-    def add(self, records: Sequence[Record], vectors: Vectors) -> None:
-        self.add_all([(records, vectors)])
+    def add(self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None) -> None:
+        self.add_all([Block(records, vectors, features)])
 
     def add_all(self, blocks: Iterable[Block]) -> int:
         """All blocks are looked at before the first is written."""
@@ -82,7 +86,8 @@ class MilvusStore:
         with self._server.writing():
             return sum(self._add(self._rows(*block)) for block in blocks)
 
-    def _rows(self, records: Sequence[Record], vectors: Vectors) -> dict[str, Row]:
+    def _rows(self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None) -> dict[str, Row]:
+        check_codes(self.meta, records, features)
         vectors = check_vectors(np.asarray(vectors), self.meta.dim)
         if len(records) != len(vectors):
             raise InputError(f"{len(records)} records came with {len(vectors)} vectors: one for each is needed.")
@@ -162,6 +167,12 @@ class MilvusStore:
         removed, records = now(), map(rows.record, gone)
         self.remember(Forgotten(r.sha256, r.path, r.tags, removed) for r in records if r.tags)
 
+    def set_feature_engines(self, engines: str) -> None:
+        raise InputError(NO_FEATURES)
+
+    def set_features(self, codes: Mapping[str, bytes]) -> int:
+        raise InputError(NO_FEATURES)
+
     def _upsert(self, changed: Iterable[Row]) -> None:
         for block in rows.blocks(changed, self._block):
             self._server.change("upsert", data=block)
@@ -217,6 +228,15 @@ class MilvusStore:
             raise damaged_vector(self._shown, {found[i]["id"]: rows.path(found[i]) for i in np.flatnonzero(~sound)})
         return vectors[[place[name] for name in ids]]
 
+    def features(self, ids: Sequence[str]) -> list[bytes | None]:
+        return [None for name in ids if id_bytes(name)]
+
+    def without_features(self, *, check: bool = False) -> Iterator[Record]:
+        return self.records()
+
+    def count_features(self) -> FeatureCount:
+        return FeatureCount(0, 0)
+
     @property
     def _shown(self) -> str:
         return self._server.address.shown
@@ -268,7 +288,7 @@ class MilvusStore:
                 vectors, sound = rows.matrix(block, self.meta.dim)
                 for i in np.flatnonzero(~sound):
                     log.warning("%s is not copied: its vector is damaged.", _shown(block[i]))
-                yield [rows.record(block[i]) for i in np.flatnonzero(sound)], vectors[sound]
+                yield Block([rows.record(block[i]) for i in np.flatnonzero(sound)], vectors[sound])
 
         copy_to_folder(dest, self.meta, images(), self.bad_files(), self.notes(), self.forgotten())
 
