@@ -25,7 +25,6 @@ from cooc.errors import BoxError, InputError, UnknownNameError
 from cooc.verification.engine import Detected, Engine, Pixels
 from cooc.verification.features import LocalFeatures
 from cooc.verification.sift import detect_sift
-from cooc.verification.xfeat import detect_xfeat
 
 __all__ = ["ENGINES", "KEPT", "LONGEST", "QUERY", "Engine", "extract", "parts"]
 
@@ -37,6 +36,13 @@ QUERY = 2000  # of a query, which keeps nothing: among clutter the thing has its
 CANDIDATES = 4  # detected for each one that is taken
 PARTS = 8  # of a picture, across and down, among which features are shared out
 ENLARGED = 2.0  # a crop smaller than LONGEST is enlarged so far
+
+
+def _detect_xfeat(pixels: Pixels, limit: int, device: str) -> Detected:
+    from cooc.verification.xfeat import detect_xfeat  # needs torch: a process that decodes and makes SIFT does without
+
+    return detect_xfeat(pixels, limit, device)
+
 
 ENGINES: dict[str, Engine] = {
     "sift": Engine(
@@ -53,7 +59,7 @@ ENGINES: dict[str, Engine] = {
         weight=2,
     ),
     "xfeat": Engine(
-        detect_xfeat,
+        _detect_xfeat,
         source="Potje et al., CVPR 2024; network written here, weights of its authors",
         licence="Apache-2.0",
         rotation=False,

@@ -106,12 +106,12 @@ def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pyte
     with open(shared.address, "r+b") as file:  # noqa: PTH123
         monkeypatch.setattr(worker, "_memory", mmap.mmap(file.fileno(), 0))
     for place, name in zip(list(shared.free), ("04.png", "00.png"), strict=True):
-        shape = worker.load(folder / name, place, 64, None, 1)
-        assert isinstance(shape, tuple)
-        assert (shared.view(place, shape) == load_image(folder / name)).all()
+        loaded = worker.load(folder / name, place, 64, None, 1)
+        assert loaded.pixels is None
+        assert (shared.view(place, loaded.shape) == load_image(folder / name)).all()
     larger = worker.load(folder / "04.png", worker.Place(0, 100), 64, None, 1)  # no room: the pixels themselves
-    assert isinstance(larger, np.ndarray)
-    assert (larger == load_image(folder / "04.png")).all()
+    assert isinstance(larger.pixels, np.ndarray)
+    assert (larger.pixels == load_image(folder / "04.png")).all()
     shared.close()
 
 
