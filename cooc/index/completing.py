@@ -87,8 +87,8 @@ def complete_features(
         report.interrupted = True
     except (OSError, MemoryError) as failure:
         raise MachineError(
-            f"This machine failed ({failure}), so no further local features were made. Free memory or file handles, and "
-            "run it again."
+            f"This machine failed ({failure}), so no further local features were made. Free memory or file handles, "
+            "and run it again."
         ) from failure
     finally:
         decoded.close()  # type: ignore[attr-defined]
