@@ -40,7 +40,8 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[servers.E
 
 @pytest.fixture
 def address(engine: servers.Engine, tmp_path: Path) -> str:
-    return engine.address(tmp_path, DIM)
+    where = engine.address(tmp_path, DIM)
+    return f"{where}&features={tmp_path / 'features'}" if isinstance(engine, servers.Milvus) else where
 
 
 @pytest.fixture
@@ -218,3 +219,26 @@ def test_kill_9_leaves_pictures_with_their_features(address: str, engine: server
             some = records[start : start + 100]
             assert store.features([r.id for r in some]) == [code(r.sha256, 57_000) for r in some]
         assert store.verify() == []
+
+
+def test_on_milvus_features_need_a_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = servers.engine("milvus")
+    where = engine.address(tmp_path, DIM)
+    with caplog.at_level(logging.WARNING, "cooc"), create_store(where, WITH_FEATURES) as store:
+        assert "features=s3://" in caplog.text
+        assert store.meta.features == ""
+        add(store, record("a.jpg"), features=False)
+        with pytest.raises(InputError, match="features=s3://BUCKET/PREFIX"):
+            store.set_feature_engines("sift")
+    with open_store(f"{where}&features={tmp_path / 'files'}", write=True) as store:
+        store.set_feature_engines("sift")
+        store.set_features({record("a.jpg").id: code("a")})
+    with open_store(where, write=True) as store:  # the index knows it from now on
+        assert kept(store) == {"a.jpg": code("a")}
+        file = next((tmp_path / "files").rglob(record("a.jpg").sha256))
+        stray = file.with_name(file.parent.name + "ab" * 31)
+        stray.write_bytes(b"of a run that was killed")
+        store.compact()
+        assert not stray.exists()
+        assert kept(store) == {"a.jpg": code("a")}
+    engine.drop(tmp_path)
