@@ -114,7 +114,7 @@ def detect_xfeat(pixels: Pixels, limit: int, device: str = "cpu") -> Detected:
     height, width = pixels.shape[:2]
     size = [max(STRIDE, side // STRIDE * STRIDE) for side in (height, width)]
     with torch.inference_mode():
-        grey = torch.from_numpy(np.ascontiguousarray(pixels)).to(device).float().mean(2)[None, None]
+        grey = torch.tensor(np.ascontiguousarray(pixels), device=device).float().mean(2)[None, None]
         grey = F.interpolate(grey, size, mode="bilinear", align_corners=False)
         descriptors, reliability, keypoints = xfeat_maps(_channels_last(grey), _network(device))
         points, _ = find_keypoints(keypoints, reliability, limit)
