@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cooc.files import write_whole
-from cooc.verification.engines import ENGINES, KEPT, LONGEST, QUERY, extract
+from cooc.verification.engines import KEPT, LONGEST, QUERY, extract
 from cooc.verification.features import LocalFeatures
 from cooc.verification.probability import Calibration, fit_calibration, reliability
 from cooc.verification.verifier import verify
 
-__all__ = ["Row", "alarms", "fit", "found_first", "measured", "tested"]
+__all__ = ["Row", "alarms", "fit", "flat_recall", "found_first", "measured", "tested"]
 
 Vectors = Mapping[str, NDArray[np.float32]]  # name of a picture -> its vector
 SHOWN = 0.5  # probability from which a result is shown as found
@@ -44,9 +44,6 @@ class Row:
     inliers: int
     spread: float
     cosine: float | None = None
-
-    def strength(self, engine: str) -> float:
-        return ENGINES[engine].weight * self.inliers
 
 
 # ---- measuring -----------------------------------------------------------------------------------------------------
@@ -104,14 +101,14 @@ def fit(kinds: Sequence[Sequence[Row]]) -> Calibration:
     return fit_calibration([r.inliers for r in rows], [r.spread for r in rows], [r.same for r in rows], weights)
 
 
-def probability(row: Row, calibration: Calibration) -> float:
+def probability(calibration: Calibration, row: Row) -> float:
     return 1 / (1 + np.exp(-calibration.log_odds(row.inliers, row.spread))) if row.inliers else 0.0
 
 
 def tested(rows: Sequence[Row], calibration: Calibration) -> dict[str, Any]:
     """How true the probabilities of one kind are, over the pairs that agree in something."""
     some = [row for row in rows if row.inliers]
-    said = np.array([probability(row, calibration) for row in some])
+    said = np.array([probability(calibration, row) for row in some])
     same = np.array([row.same for row in some])
     table = reliability(said, same)
     return {
@@ -145,6 +142,28 @@ def alarms(rows: Sequence[Row], said: Callable[[Row], float], order: Callable[[R
 def found_first(rows: Sequence[Row], order: Callable[[Row], float]) -> float | None:
     """Recall at 1, over the queries whose thing is in the database (whether or not `rows` still hold it)."""
     return _share(max(part, key=order).same for part in _by_query(rows))
+
+
+def flat_recall(rows: Sequence[Row], vectors: Vectors, others: NDArray[np.float32]) -> dict[str, Any]:
+    """Recall at 1 by the vector, by geometry over all pictures of the kind, and over a shortlist among `others` too."""
+    present = [part for part in _by_query(rows) if any(row.same for row in part)]
+    report: dict[str, Any] = {"queries": len(present), "distractors": len(others)}
+    ranked = []  # for each query its rows, each with the place of its picture by cosine
+    for part in present:
+        query = vectors[part[0].query]
+        own, far = [float(vectors[row.picture] @ query) for row in part], np.sort(others @ query)
+        above = [sum(c > mine for c in own) + len(far) - int(np.searchsorted(far, mine, "right")) for mine in own]
+        ranked.append(list(zip(part, above, strict=True)))
+    report["vector alone"] = _share(any(row.same and place == 0 for row, place in part) for part in ranked)
+    report["geometry over everything"] = found_first([r for part in present for r in part], lambda r: r.inliers)
+    for k in (50, 100, 200):
+        near = [[row for row, place in part if place < k] for part in ranked]
+        report[f"in the first {k} by vector"] = _share(any(row.same for row in part) for part in near)
+        report[f"geometry over the first {k}"] = _share(
+            bool(part) and max(part, key=lambda r: (r.inliers, vectors[r.picture] @ vectors[r.query])).same
+            for part in near
+        )
+    return report
 
 
 def _by_query(rows: Sequence[Row]) -> list[list[Row]]:
