@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import paper
 from cooc.bench.plan import MISSING, short
 from cooc.errors import DatasetError
 from cooc.provenance import portable
@@ -20,15 +19,11 @@ __all__ = [
     "Results",
     "Table",
     "compared",
-    "interval",
     "load_results",
     "number",
     "short",
     "sources",
 ]
-
-LANDMARKS = {"Landmarks": ("gldv2_dev", "plain")}
-MEASURED = {**{name: paper.COLUMNS[name] for name in paper.OXFORD}, **LANDMARKS}
 
 Result = dict[str, Any]
 
@@ -87,7 +82,7 @@ def load_results(folder: str | Path) -> Results:
 
 
 def _multi_scale(other: dict[str, Result]) -> dict[tuple[str, str], Result]:
-    """Rows of the whitening experiment that are rows of the paper: three scales, 8192 values, the best whitening."""
+    """Rows of the whitening experiment that are the paper's: three scales, 8192 dimensions, the best whitening."""
     if (found := other.get("experiment-whitening")) is None:
         return {}
     about = {key: value for key, value in found.items() if key != "rows"}
@@ -114,13 +109,6 @@ def compared(ours: Result | None, theirs: float | None, tolerance: float = math.
         return number(ours["mAP"])
     difference = round(ours["mAP"] - theirs, 1) + 0.0  # what is shown is what is judged; no -0.0
     return f"{number(ours['mAP'])} ({difference:+.1f}{' !' if abs(difference) > tolerance else ''})"
-
-
-def interval(measured: Result | None) -> str:
-    if measured is None:
-        return MISSING
-    low, high = measured["interval"]
-    return f"{number(measured['mAP'])} [{low:.1f}, {high:.1f}]"
 
 
 def sources(used: Iterable[Result]) -> list[str]:
