@@ -23,16 +23,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cooc.activations import resolve_device
+from cooc.bench.verified import local_features, verified_rankings
 from cooc.datasets.retrieval import Dataset
 from cooc.descriptor import NOT_FINITE, Descriptor, load_backbone, rescale
 from cooc.errors import CoocError, DatasetError, InputError, UnknownNameError
 from cooc.evaluation import PROTOCOLS, bootstrap_interval, evaluate, positive_ranks, precision_recall
 from cooc.files import replacing, write_whole
-from cooc.pictures.batches import Item
+from cooc.pictures.batches import Item, default_workers
 from cooc.provenance import provenance
 from cooc.recipes import Recipe, find_whitening
 from cooc.reranking import alpha_expansion, average_expansion, database_augmentation, rank, rerank
 from cooc.stream import download, stream, upload
+from cooc.verification.engines import parts
+from cooc.verification.rounds import TOP
 from cooc.whitening import Storage, Whitening, fit_pca, save
 
 __all__ = ["WAYS", "Options", "raw_vectors", "run", "whitened_vectors", "write_result"]
@@ -88,6 +91,8 @@ class Options:
     whitening_each_scale: bool = False  # fit on the vectors of every scale by itself: so many times more samples
     whitening_exponent: float = 0.5  # 0.5 whitens, 0 only turns; see cooc.whitening
     whitening_name: str = ""
+    verify: tuple[str, ...] = ()  # engines of geometric verification, "sift+xfeat" for several at once
+    top: int = TOP  # pictures verified in a round
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
 
 
@@ -100,6 +105,7 @@ def run(
     """One result for each recipe, as `results/` keeps it. `keep` is given the whitenings that were fitted."""
     started = time.monotonic()
     raw = _raw_of(dataset, recipes, options)
+    local = _Local(dataset, options)
     results = []
     for recipe in recipes:
         whitening = raw.whitening(recipe)
@@ -114,7 +120,8 @@ def run(
                 "whitening": dict(whitening.meta) if whitening is not None else None,
                 "images": len(database),
                 "queries": len(queries),
-                "results": {name: evaluate_vectors(dataset, database, queries, name) for name in options.expansions},
+                "results": {name: evaluate_vectors(dataset, database, queries, name) for name in options.expansions}
+                | local.results(database, queries),
                 "top": nearest(dataset, database, queries),
                 "seconds": {"describe": raw.seconds, "total": time.monotonic() - started},
                 **provenance(options.device),
@@ -143,7 +150,11 @@ def evaluate_vectors(dataset: Dataset, database: Vectors, queries: Vectors, expa
     """mAP (in percent), its bootstrap interval, mP@k, the AP of each query and the mean curve, for each protocol."""
     if expansion not in WAYS:
         raise UnknownNameError("expansion or re-ranking", expansion, WAYS)
-    rankings = WAYS[expansion](queries, database, _left_out(dataset))
+    return evaluate_rankings(dataset, WAYS[expansion](queries, database, _left_out(dataset)))
+
+
+def evaluate_rankings(dataset: Dataset, rankings: Indices) -> dict[str, Any]:
+    """The same for rankings (Q, N) that somebody else has made."""
     out = {}
     for protocol in dataset.protocols:
         scores = evaluate(rankings, dataset.ground_truth, protocol)
@@ -235,6 +246,53 @@ class _Raw:
             for v in (self.database[key], self.queries[key])
         )
         return database, queries
+
+
+class _Local:
+    """Local features of a dataset's pictures, and what verification by them makes of a ranking."""
+
+    def __init__(self, dataset: Dataset, options: Options) -> None:
+        self.dataset, self.options = dataset, options
+        self.codes: dict[str, tuple[list[bytes], list[bytes]]] = {}
+        device = resolve_device(options.device)
+        self.device = None if device.type == "cpu" else str(device)
+        for engine in dict.fromkeys(part for spec in options.verify for part in parts(spec)):
+            made = []
+            for query, items in (
+                (False, [Item(None, path) for path in dataset.image_paths]),
+                (True, [Item(None, one.path, one.box) for one in dataset.queries]),
+            ):
+                made.append(
+                    local_features(
+                        items,
+                        engine,
+                        keys=[_key(item) for item in items],
+                        cache=options.cache,
+                        device=str(device),
+                        workers=default_workers(device.type) if options.workers is None else options.workers,
+                        query=query,
+                        progress=functools.partial(options.progress, f"{engine} features"),
+                    )
+                )
+            self.codes[engine] = (made[0], made[1])
+
+    def results(self, database: Vectors, queries: Vectors) -> dict[str, dict[str, Any]]:
+        """Engine and stage -> scores, as `evaluate_rankings` gives them."""
+        found = {}
+        for spec in self.options.verify:
+            codes = [self.codes[engine] for engine in parts(spec)]
+            stages = verified_rankings(
+                database,
+                queries,
+                [pictures for pictures, _ in codes],
+                [own for _, own in codes],
+                own=_left_out(self.dataset),
+                device=self.device,
+                top=self.options.top,
+            )
+            for stage, rankings in stages.items():
+                found[f"{spec} {stage}"] = evaluate_rankings(self.dataset, rankings)
+        return found
 
 
 def _raw_of(dataset: Dataset, recipes: Sequence[Recipe], options: Options) -> _Raw:

@@ -61,6 +61,10 @@ def bench_dataset(
     save_whitening: Annotated[Path | None, typer.Option(help="Folder to keep the fitted whitenings in.")] = None,
     storage: Annotated[Literal["float32", "float16", "int8"], typer.Option(help="How.")] = "float16",
     expand: Annotated[str, typer.Option(help="Expansions and re-rankings, by commas.")] = "none,average-10,alpha-10",
+    verify: Annotated[
+        str, typer.Option(metavar="ENGINES", help="Verify by geometry: sift, xfeat, sift+xfeat; several by commas.")
+    ] = "",
+    top: Annotated[int, typer.Option(help="Pictures verified in a round.")] = 100,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     workers: Annotated[int | None, typer.Option(help="Processes that decode; by default as the device needs.")] = None,
@@ -84,6 +88,8 @@ def bench_dataset(
         workers=workers,
         cache=cache,
         expansions=tuple(expand.split(",")),
+        verify=tuple(filter(None, verify.split(","))),
+        top=top,
         whitening_set=tuple(fitting),
         whitening_size=whiten_size,
         whitening_exponent=whiten_exponent,

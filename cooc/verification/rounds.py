@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cooc.errors import InputError
 from cooc.verification.geometry import Agreement
 
-__all__ = ["Ranking", "diffuse", "mutual_graph", "rounds", "seed"]
+__all__ = ["LEAST", "SHORTLIST", "SURE", "TOP", "Ranking", "diffuse", "mutual_graph", "rounds", "seed"]
 
 Ids = NDArray[np.int64]
 Vectors = NDArray[np.float32]
@@ -28,6 +28,9 @@ ALPHA = 0.99  # of what a picture has, how much comes from its neighbours
 GAMMA = 3.0  # an edge weighs cosine ** GAMMA
 NEIGHBOURS = 10  # of a picture in the graph; more blur it (docs/verification.md)
 EXPANSION = 50  # nearest pictures of each verified one that join the graph
+SHORTLIST = 400  # nearest pictures of the query that take part
+TOP = 100  # of which so many are verified in a round
+LEAST, SURE = 8.0, 16.0  # strength from which a picture is verified, and from which it stands before all that is not
 NEAREST = 10  # of the query, which are seeds as well,
 FAINT = 0.05  # but weak ones
 
@@ -49,9 +52,9 @@ def rounds(
     verify: Callable[[Ids], Sequence[Agreement]],
     nearest: Callable[[Vectors, int], Ids] | None = None,
     strength: Callable[[Agreement], float] = lambda agreement: agreement.strength,
-    top: int = 100,
-    least: float = 8.0,
-    sure: float = 16.0,
+    top: int = TOP,
+    least: float = LEAST,
+    sure: float = SURE,
     repeats: int = 2,
     neighbours: int = NEIGHBOURS,
     expansion: int = EXPANSION,
