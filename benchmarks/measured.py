@@ -198,24 +198,25 @@ def engines(results: Results) -> Table:
 
 
 def compact(results: Results) -> Table:
-    """mAP that is lost by each storage: one line for each set and recipe."""
-    rows: list[list[str]] = []
+    """mAP that each storage changes: a line for each recipe, a number for each set."""
     files = [result for name, result in results.other.items() if name.startswith("compact-")]
     kinds = list(dict.fromkeys(row["storage"] for result in files for row in result["rows"]))
+    found: dict[str, dict[str, list[str]]] = {}  # recipe -> storage -> a number for each set
+    sets = []
     for result in files:
-        for recipe in dict.fromkeys(row["recipe"] for row in result["rows"]):
-            cells = {row["storage"]: row for row in result["rows"] if row["recipe"] == recipe}
-            for protocol in cells["float32"]["mAP"]:
-                if protocol in ("roxford-easy", "roxford-hard"):  # Medium holds the queries of both
-                    continue
-                name = f"{result['dataset']}, {protocol}"
-                changes = [f"{cells[k]['change'][protocol]:+.2f}" if k in cells else "-" for k in kinds[1:]]
-                plain = f"{cells['float32']['mAP'][protocol]:.2f}"
-                rows.append([name, f"`{recipe}`", plain, *("0.00" if c[1:] == "0.00" else c for c in changes)])
-    note = "mAP in percent with float32, and what each storage changes of it."
+        protocols = list(result["rows"][0]["mAP"])
+        protocol = protocols[len(protocols) // 2]  # of Easy, Medium and Hard the one in the middle
+        sets.append(f"{result['dataset']}, {protocol}")
+        for row in result["rows"]:
+            plain = row["storage"] == "float32"
+            value = f"{row['mAP'][protocol]:.2f}" if plain else f"{row['change'][protocol]:+.2f}"
+            cells = found.setdefault(row["recipe"], {}).setdefault(row["storage"], [])
+            cells.append("0.00" if value[1:] == "0.00" else value)
+    rows = [[f"`{name}`", *(" / ".join(cells.get(kind, ["-"])) for kind in kinds)] for name, cells in found.items()]
+    note = f"mAP in percent with float32, and what each storage changes of it: {' / '.join(sets)}."
     sizes = {row["storage"]: row["bytes"] for result in files for row in result["rows"] if row["dim"] == 512}
     headings = [f"{kind} ({sizes.get(kind, '-')} bytes)" for kind in kinds]
-    return Table("Compact vectors of 512 dimensions", ["set", "recipe", *headings], rows, note, sources(files))
+    return Table("Compact vectors of 512 dimensions", ["recipe", *headings], rows, note, sources(files))
 
 
 def growth(results: Results) -> Table:

@@ -18,7 +18,7 @@ __all__ = [
     "Result",
     "Results",
     "Table",
-    "compared",
+    "difference",
     "load_results",
     "number",
     "short",
@@ -102,13 +102,12 @@ def number(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value + 1e-9:.1f}"  # 59.65 is 59.7, not 59.6
 
 
-def compared(ours: Result | None, theirs: float | None, tolerance: float = math.inf) -> str:
-    if ours is None:
-        return MISSING
-    if theirs is None:
-        return number(ours["mAP"])
-    difference = round(ours["mAP"] - theirs, 1) + 0.0  # what is shown is what is judged; no -0.0
-    return f"{number(ours['mAP'])} ({difference:+.1f}{' !' if abs(difference) > tolerance else ''})"
+def difference(ours: Result | None, theirs: float | None, tolerance: float = math.inf) -> str:
+    """What is shown is what is judged: marked where it is more than the tolerance."""
+    if ours is None or theirs is None:
+        return "-"
+    found = round(ours["mAP"] - theirs, 1) + 0.0  # no -0.0
+    return f"{found:+.1f}{' !' if abs(found) > tolerance else ''}"
 
 
 def sources(used: Iterable[Result]) -> list[str]:
