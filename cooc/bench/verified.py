@@ -24,9 +24,9 @@ from cooc.errors import CoocError, DatasetError
 from cooc.files import replacing
 from cooc.pictures.batches import Item, decode
 from cooc.reranking import rank
+from cooc.verification.agreement import Agreement
 from cooc.verification.engines import KEPT, LONGEST, QUERY, extract
 from cooc.verification.features import LocalFeatures, unpack
-from cooc.verification.geometry import Agreement
 from cooc.verification.rounds import LEAST, SHORTLIST, TOP, rounds
 from cooc.verification.verifier import verify
 

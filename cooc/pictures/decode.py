@@ -45,11 +45,13 @@ __all__ = [
     "Decoded",
     "ImageInfo",
     "Picture",
+    "View",
     "decode_ahead",
     "image_info",
     "is_picture",
     "load_image",
     "load_twice",
+    "load_view",
     "name_of",
     "open_image",
 ]
@@ -82,6 +84,14 @@ class ImageInfo:
     taken: str | None  # EXIF date and time as YYYY-MM-DDTHH:MM:SS; cameras do not say which time zone
 
 
+class View(NamedTuple):
+    """A picture, or a part of it, as large as local features want it."""
+
+    pixels: npt.NDArray[np.uint8]
+    size: tuple[int, int]  # of the whole picture
+    box: Box | None  # of the part in it
+
+
 @dataclass(frozen=True)
 class Decoded:
     """A picture that has been decoded, perhaps by another process: what `load_image` gives with these settings."""
@@ -91,6 +101,7 @@ class Decoded:
     size: int | None
     box: Box | None
     min_side: int
+    view: View | None = None  # what `load_view` gives
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -172,12 +183,36 @@ def _scaled(found: _Upright, size: int | None, box: Box | None, name: str, max_p
         return np.array(image)
 
 
+def load_view(picture: Picture, longest: int, box: Box | None = None, *, max_pixels: int = MAX_PIXELS) -> View:
+    """The picture, or the part of it in `box`, with its *own* longest side reduced to `longest`; never enlarged."""
+    if isinstance(picture, Decoded):
+        if picture.view is None:
+            raise InputError("This picture was decoded without a view for local features: give its file.")
+        return picture.view
+    info = image_info(picture, max_pixels=max_pixels)
+    full = info.width, info.height
+    part = (0, 0, *full) if box is None else clip(box, *full, name_of(picture))
+    shown = max(part[2] - part[0], part[3] - part[1])
+    size = max(1, round(longest * max(full) / shown))  # of the whole picture, where the part has that size
+    pixels = load_image(picture, size=size, box=box, max_pixels=max_pixels)
+    x0, y0, x1, y1 = map(float, part)
+    return View(pixels, full, None if box is None else (x0, y0, x1, y1))
+
+
 def decode_ahead(
-    picture: Picture, *, size: int | None, box: Box | None, min_side: int, max_pixels: int = MAX_PIXELS
+    picture: Picture,
+    *,
+    size: int | None,
+    box: Box | None,
+    min_side: int,
+    view: int | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> Decoded:
+    """`view`: the longest side of the pixels that local features are made of, where these are wanted, too."""
     info = image_info(picture, max_pixels=max_pixels)
     pixels = load_image(picture, size=size, box=box, min_side=min_side, max_pixels=max_pixels)
-    return Decoded(pixels, info, size, box, min_side)
+    seen = None if view is None else load_view(picture, view, box, max_pixels=max_pixels)
+    return Decoded(pixels, info, size, box, min_side, seen)
 
 
 def is_picture(value: object) -> bool:
