@@ -14,8 +14,21 @@ from cooc.index.store import Filter, Record
 from cooc.index.sync import Report
 from cooc.pictures.boxes import Box
 
-__all__ = ["DEEPEST", "BoxQuery", "Expansion", "ImageId", "Reranking", "SearchOptions", "Where"]
+__all__ = [
+    "DEEPEST",
+    "PREFIX",
+    "BoxQuery",
+    "Expansion",
+    "ImageId",
+    "Limit",
+    "Reranking",
+    "SearchOptions",
+    "Where",
+    "WhereQuery",
+    "problems",
+]
 
+PREFIX = "/api/v1"
 Expansion = Literal["none", "average", "alpha"]
 Reranking = Literal["none", "k-reciprocal", "diffusion", "superglobal"]
 DEEPEST = 10_000  # results that can be scrolled to
@@ -211,3 +224,12 @@ class Problem(BaseModel):
 def shown(path: str) -> str:
     """A path that JSON can hold: names that are not UTF-8 lose what cannot be shown."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """401, 403, 421, 422, 429 and 503 may come from anywhere; what a route adds is named there."""
+    return {code: {"model": Problem} for code in sorted({401, 403, 421, 422, 429, 503, *codes})}
+
+
+WhereQuery = Annotated[Where, Query()]
+Limit = Annotated[int, Query(ge=1, le=200)]
