@@ -18,7 +18,6 @@ FORMS = ("closed form", "direct + rank 32", "convolution float32", "Shih")
 
 def performance(results: Results) -> Table:
     """Milliseconds of C_T for one image: the paper's machine, then each of ours, at the sizes that the paper has."""
-    forms: dict[str, None] = {}
     best: dict[tuple[int, int], dict[str, dict[str, Result]]] = {}  # size -> machine -> form -> the quickest run
     used = []
     for result in results.speed.values():
@@ -26,13 +25,14 @@ def performance(results: Results) -> Table:
         timed = [row for row in result["rows"] if row["section"] == "cooccurrence" and row["name"] in FORMS]
         used += [result] if timed else []
         for row in timed:
-            forms[row["name"]] = None
             cells = best.setdefault((row["channels"], row["batch"]), {}).setdefault(machine, {})
             known = cells.get(row["name"], {}).get("ms")
             if known is None or (row["ms"] is not None and row["ms"] < known):
                 cells[row["name"]] = row
+    timed_forms = {form for machines in best.values() for cells in machines.values() for form in cells}
+    forms = [form for form in FORMS if form in timed_forms]
     rows: list[list[str]] = []
-    for timing in paper.PERFORMANCE:
+    for timing in sorted(paper.PERFORMANCE, key=lambda timing: (timing.channels, timing.batch)):
         size = [str(timing.channels), str(timing.batch)]
         machines = best.get((timing.channels, timing.batch), {})
         if machines:
