@@ -76,7 +76,7 @@ def learned(results: Results) -> Table:
         "mAP in percent: of landmarks held out, and of ROxford Medium by vector, without expansion. Behind the direct "
         "form what a filter gains, with the 95% bootstrap interval over queries."
     )
-    headings = ["filter", "epochs", "seconds", "held out", *direct]
+    headings = ["filter", "best epoch", "seconds", "held out", *direct]
     return Table("Trained filters", headings, rows, note, sources(files))
 
 
