@@ -18,6 +18,7 @@ from cooc.errors import InputError
 from cooc.image_search import ImageSearch
 from cooc.index import create_store
 from cooc.index.store import Record, StoreMeta
+from cooc.vectors import unit_rows
 
 __all__ = ["Made", "blocks", "clustered", "make_index", "picture", "record"]
 
@@ -105,7 +106,7 @@ def clustered(file: Path, count: int, dim: int, seed: int) -> tuple[Vectors, Vec
     def around(number: int) -> Vectors:
         latent = centres[rng.integers(0, len(centres), number)] + 0.7 * _normal(rng, number, 64)
         rows = latent @ turn + 0.2 * _normal(rng, number, dim)
-        return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)
+        return unit_rows(rows)
 
     vectors = np.memmap(file, np.float32, "w+", shape=(count, dim))
     for start in range(0, count, BLOCK):

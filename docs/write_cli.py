@@ -40,8 +40,8 @@ def sections(command: Any, path: str, parent: Any = None) -> Iterator[str]:
     context = command.context_class(command, info_name=path.rpartition(" ")[2], parent=parent, terminal_width=100)
     text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     yield f"\n## {path}\n\n```text\n{text}\n```\n"
-    for name, child in getattr(command, "commands", {}).items():
-        if not child.hidden:
+    for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        if not (child := command.commands[name]).hidden:
             yield from sections(child, f"{path} {name}", context)
 
 

@@ -55,10 +55,10 @@ def _services(request: Request) -> Services:
 
 
 Shared = Annotated[Services, Depends(_services)]
-Options = Annotated[SearchOptions, Query()]
+Asked = Annotated[SearchOptions, Query()]
 WhereQuery = Annotated[Where, Query()]
 Limit = Annotated[int, Query(ge=1, le=200)]
-Threshold = Annotated[float, Query(ge=0.5, le=1, description="Least similarity.")]
+LeastSimilarity = Annotated[float, Query(ge=0.5, le=1, description="Least similarity.")]
 Upload = Annotated[UploadFile, File(description="A picture, of any common format.")]
 Uploads = Annotated[list[UploadFile], File(description="A picture, or several that are joined into one query.")]
 BoxForm = Annotated[str, Form(description="x0,y0,x1,y1: the part of the picture that is looked for.")]
@@ -116,7 +116,7 @@ async def session(login: Login, request: Request, services: Shared) -> Response:
 
 
 @router.post("/search", tags=["search"], responses=_problems(400, 408, 413))
-async def search_by_upload(services: Shared, image: Uploads, options: Options, box: BoxForms = []) -> ResultsOut:  # noqa: B006
+async def search_by_upload(services: Shared, image: Uploads, options: Asked, box: BoxForms = []) -> ResultsOut:  # noqa: B006
     """The pictures most similar to one picture, to the part of it in a box, or to several joined."""
     if len(image) > services.settings.upload_images:
         raise InputError(f"At most {services.settings.upload_images} pictures can be joined, not {len(image)}.")
@@ -128,7 +128,7 @@ async def search_by_upload(services: Shared, image: Uploads, options: Options, b
 
 
 @router.get("/images/{id}/similar", tags=["search"], responses=_problems(404))
-async def search_by_id(services: Shared, id: ImageId, options: Options, box: BoxQuery = None) -> ResultsOut:
+async def search_by_id(services: Shared, id: ImageId, options: Asked, box: BoxQuery = None) -> ResultsOut:
     """The same for a picture of the index, or for a part of it; it is not among the results itself."""
     if box:
         part = parse_box(box)
@@ -161,7 +161,7 @@ def _search(
 
 @router.get("/images/{id}/near-duplicates", tags=["search"], responses=_problems(404))
 async def near_duplicates_of(
-    services: Shared, id: ImageId, threshold: Threshold = NEAR_DUPLICATE, k: Limit = 50
+    services: Shared, id: ImageId, threshold: LeastSimilarity = NEAR_DUPLICATE, k: Limit = 50
 ) -> ResultsOut:
     """Pictures that are almost the same as this one."""
     options = SearchOptions(k=k, min_score=threshold)
@@ -175,7 +175,7 @@ async def near_duplicates_of(
 
 @router.get("/near-duplicates", tags=["search"])
 async def near_duplicates(
-    services: Shared, where: WhereQuery, threshold: Threshold = NEAR_DUPLICATE, limit: Limit = 50
+    services: Shared, where: WhereQuery, threshold: LeastSimilarity = NEAR_DUPLICATE, limit: Limit = 50
 ) -> GroupsOut:
     """Groups of pictures that are almost the same, in a part of the collection that is not large: a folder, a month."""
     chosen = where.filter()

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from cooc import __version__
 from cooc.cli import app, err, out
+from cooc.cli.bars import counting
 from cooc.errors import PARTIAL, CoocError, ImageError, InputError, UnknownNameError, WhiteningError
 from cooc.files import replacing
 
@@ -224,12 +224,10 @@ def _vectors(
 
     if workers is None and len(paths) <= FEW:
         workers = 0
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("describing", total=len(paths))
+    with counting("describing") as show:
         items = (Item(i, path, box) for i, path in enumerate(paths))
-        for item, found in descriptor.stream(items, workers=workers):
-            progress.advance(task)
+        for done, (item, found) in enumerate(descriptor.stream(items, workers=workers), start=1):
+            show(done, len(paths))
             if not isinstance(found, CoocError):
                 yield item.key, found
                 continue

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from cooc.cli import app, err, out
+from cooc.cli.bars import counting
 from cooc.errors import PARTIAL, InputError
 
 if TYPE_CHECKING:
@@ -130,12 +128,12 @@ def train(
         if running.world() > 1 and cache is None:
             raise InputError("Several processes share activations on disk: add --cache FOLDER.")
         place = resolve_device(own)
-        with running.first_before_others(), _bar("activations") as show:
+        with running.first_before_others(), counting("activations") as show:
             kept, good, bad = build_cache(
                 photos.items, descriptor, device=place, folder=cache, keep=keep, workers=workers, progress=show
             )
         photos = photos.subset(good)
-        with _bar("verifying pairs") as show:
+        with counting("verifying pairs") as show:
             photos = verify(photos, kept, descriptor, progress=show)
         photos = photos if pairs == "verified" else all_pairs(photos)
         first = running.rank() == 0
@@ -287,7 +285,8 @@ def _scores(
     files: list[Path], dataset: str, data: Path, recipe: str, whiten: Path | None, device: str
 ) -> list[dict[str, float]]:
     """mAP of the recipe with each of the filters."""
-    from cooc.bench.run import Options, run
+    from cooc.bench.describing import BenchOptions
+    from cooc.bench.run import run
     from cooc.datasets.retrieval import image_set, load_dataset
     from cooc.recipes import Recipe, find_recipe
 
@@ -297,7 +296,7 @@ def _scores(
     learned = [config.replace(cooccurrence="learned", filter=str(file)) for file in files]
     recipes = [Recipe(file.stem, one, "a filter compared") for file, one in zip(files, learned, strict=True)]
     with tempfile.TemporaryDirectory() as cache:
-        options = Options(
+        options = BenchOptions(
             device=device,
             cache=Path(cache),
             expansions=("none",),
@@ -319,11 +318,3 @@ def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
         cells = [row.get(name, "") for name in columns]
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
     out.print(table, soft_wrap=False, crop=False)
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

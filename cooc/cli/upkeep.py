@@ -78,6 +78,9 @@ def rebuild(
     index: IndexOption = "",
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="Another recipe. [default: that of the index]")] = "",
     storage: Annotated[str, typer.Option(help="Another storage: float32, float16, int8, int4 or pq.")] = "",
+    verify: Annotated[
+        str, typer.Option(metavar="ENGINES|none", help="Other local features, such as sift+xfeat, or none.")
+    ] = "",
     to: Annotated[
         str, typer.Option(metavar="INDEX", help="Where the new index stays. [default: in the place of the old]")
     ] = "",
@@ -97,6 +100,7 @@ def rebuild(
             to=to or None,
             recipe=recipe or None,
             storage=storage or None,
+            features="" if verify == "none" else verify or None,
             device=device,
             workers=workers,
             progress=progress,

@@ -118,8 +118,8 @@ def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches, *, tol
         transform=transform,
         query_points=mine,
         picture_points=other,
-        query_region=cv2.convexHull(mine)[:, 0],
-        picture_region=cv2.convexHull(other)[:, 0],
+        query_region=_hull(mine),
+        picture_region=_hull(other),
         query_size=query.size,
         picture_size=picture.size,
     )
@@ -194,6 +194,10 @@ def plausible(transform: Matrix, here: LocalFeatures, there: LocalFeatures, tole
         if deviation < tolerance * max(side.size):
             return False
     return True
+
+
+def _hull(points: Points) -> Points:
+    return np.asarray(cv2.convexHull(points)[:, 0], np.float32)
 
 
 def _box(region: Points) -> Box | None:

@@ -26,6 +26,10 @@ Scores = NDArray[np.float64]
 
 ALPHA = 0.99  # of what a picture has, how much comes from its neighbours
 GAMMA = 3.0  # an edge weighs cosine ** GAMMA
+SHORTLIST = 200  # pictures by cosine that the graph begins with,
+TOP = 100  # and those that a round verifies
+LEAST = 8.0  # strength from which a picture is verified: 4 SIFT inliers, which 1 wrong picture in 100 has
+SURE = 16.0  # and from which it stands before all others
 NEIGHBOURS = 10  # of a picture in the graph; more blur it (docs/verification.md)
 EXPANSION = 50  # nearest pictures of each verified one that join the graph
 SHORTLIST = 400  # nearest pictures of the query that take part
@@ -66,13 +70,13 @@ def rounds(
     picture is verified from strength `least`, and sure from `sure`: those stand before all others. The graph joins each
     picture to its `neighbours`; the `expansion` nearest pictures of each verified one join it.
     """
-    ids, cosines = np.asarray(ids, np.int64), np.asarray(cosines, np.float64)
-    if len(ids) != len(cosines) or len(np.unique(ids)) != len(ids):
-        raise InputError(f"A shortlist needs each id once, with its cosine: {len(ids)} ids, {len(cosines)} cosines.")
+    ids, near = np.asarray(ids, np.int64), np.asarray(cosines, np.float64)
+    if len(ids) != len(near) or len(np.unique(ids)) != len(ids):
+        raise InputError(f"A shortlist needs each id once, with its cosine: {len(ids)} ids, {len(near)} cosines.")
     if repeats < 1 or top < 1:
         raise InputError(f"repeats is {repeats} and top is {top}: both must be at least 1.")
     known: dict[int, Agreement] = {}
-    scores = cosines
+    scores = near
     for _ in range(repeats):
         order = ids[np.argsort(-scores, kind="stable")]
         asked = np.array([i for i in order[:top].tolist() if i not in known], np.int64)
@@ -81,10 +85,10 @@ def rounds(
         if nearest is not None and len(verified):
             found = np.unique(nearest(vectors(verified), expansion))
             new = np.setdiff1d(found[found >= 0], ids)  # not among the query's nearest: no seeds, cosine 0
-            ids, cosines = np.concatenate([ids, new]), np.concatenate([cosines, np.zeros(len(new))])
+            ids, near = np.concatenate([ids, new]), np.concatenate([near, np.zeros(len(new))])
         votes = np.array([strength(known[i]) if i in known else 0.0 for i in ids.tolist()])
         votes[votes < least] = 0
-        flow = diffuse(mutual_graph(vectors(ids), neighbours), seed(votes, cosines))
+        flow = diffuse(mutual_graph(vectors(ids), neighbours), seed(votes, near))
         scores = flow / max(flow.max(initial=0), np.finfo(float).tiny)
         scores = scores + np.where(votes >= sure, 1 + votes / (1 + votes.max(initial=0)), 0)
     order = np.argsort(-scores, kind="stable")
