@@ -18,21 +18,20 @@ FORMS = ("closed form", "direct + rank 32", "convolution float32", "Shih")
 
 def performance(results: Results) -> Table:
     """Milliseconds of C_T for one image: the paper's machine, then each of ours, at the sizes that the paper has."""
-    forms: dict[str, None] = {}
     best: dict[tuple[int, int], dict[str, dict[str, Result]]] = {}  # size -> machine -> form -> the quickest run
-    used = []
+    used: list[Result] = []
     for result in results.speed.values():
         machine = result["machine"]["accelerator"] or "CPU"
         timed = [row for row in result["rows"] if row["section"] == "cooccurrence" and row["name"] in FORMS]
-        used += [result] if timed else []
         for row in timed:
-            forms[row["name"]] = None
             cells = best.setdefault((row["channels"], row["batch"]), {}).setdefault(machine, {})
             known = cells.get(row["name"], {}).get("ms")
             if known is None or (row["ms"] is not None and row["ms"] < known):
-                cells[row["name"]] = row
+                cells[row["name"]] = row | {"run": result}
+    timed_forms = {form for machines in best.values() for cells in machines.values() for form in cells}
+    forms = [form for form in FORMS if form in timed_forms]
     rows: list[list[str]] = []
-    for timing in paper.PERFORMANCE:
+    for timing in sorted(paper.PERFORMANCE, key=lambda timing: (timing.channels, timing.batch)):
         size = [str(timing.channels), str(timing.batch)]
         machines = best.get((timing.channels, timing.batch), {})
         if machines:
@@ -41,6 +40,7 @@ def performance(results: Results) -> Table:
             rows.append([*size, "paper: GTX 1080 Ti", *(theirs.get(form, "-") for form in forms), "-"])
         for machine, cells in machines.items():
             floor = next((cell["floor"] for cell in cells.values() if cell.get("floor")), None)
+            used += [cell["run"] for cell in cells.values()]
             times = (short(cells.get(form, {}).get("ms")) for form in forms)
             rows.append([*size, f"ours: {machine}", *times, short(floor)])
     note = (
@@ -76,7 +76,7 @@ def learned(results: Results) -> Table:
         "mAP in percent: of landmarks held out, and of ROxford Medium by vector, without expansion. Behind the direct "
         "form what a filter gains, with the 95% bootstrap interval over queries."
     )
-    headings = ["filter", "epochs", "seconds", "held out", *direct]
+    headings = ["filter", "best epoch", "seconds", "held out", *direct]
     return Table("Trained filters", headings, rows, note, sources(files))
 
 

@@ -19,12 +19,16 @@ from cooc.index.copying import copy_to_folder
 from cooc.index.store import (
     BadFile,
     Block,
+    Codes,
+    FeatureCount,
     Filter,
     Forgotten,
     Record,
     SearchResult,
     StoreMeta,
     Vectors,
+    check_codes,
+    check_engines,
     check_tags,
     check_vectors,
     given_back,
@@ -42,6 +46,7 @@ class Tables:
     bad: dict[str, BadFile] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     forgotten: dict[tuple[str, str], Forgotten] = field(default_factory=dict)  # by content and path
+    codes: dict[str, bytes] = field(default_factory=dict)  # local features, by content
 
     def copy(self) -> Tables:
         return Tables(*(dict(table) for table in vars(self).values()))
@@ -77,13 +82,15 @@ def open_store(address: str, *, write: bool = False) -> Memory:
 
 class Memory:
     def __init__(self, kept: Kept, write: bool) -> None:
-        self.meta = kept.meta
-        self._kept: Kept | None = kept
-        self._write = write
+        self._kept, self._write, self._open = kept, write, True
+
+    @property
+    def meta(self) -> StoreMeta:
+        return self._kept.meta
 
     @property
     def _now(self) -> Tables:
-        if self._kept is None:
+        if not self._open:
             raise StoreError("This index is closed. Open it again.")
         return self._kept.tables
 
@@ -91,11 +98,11 @@ class Memory:
     def _change(self) -> Iterator[Tables]:
         if not self._write:
             raise StoreError("This index was opened to be read. Open it with write=True.")
-        self._now  # noqa: B018 is it open?
-        assert self._kept is not None
         with self._kept.lock:
-            new = self._kept.tables.copy()
+            new = self._now.copy()
             yield new
+            contents = {record.sha256 for record, _ in new.images.values()}
+            new.codes = {content: code for content, code in new.codes.items() if content in contents}
             self._kept.tables = new
 
     def __len__(self) -> int:
@@ -103,13 +110,14 @@ class Memory:
 
     # changes
 
-    def add(self, records: Sequence[Record], vectors: Vectors) -> None:
-        self.add_all([(records, vectors)])
+    def add(self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None) -> None:
+        self.add_all([Block(records, vectors, features)])
 
     def add_all(self, blocks: Iterable[Block]) -> int:
         count = 0
         with self._change() as new:
-            for records, vectors in blocks:
+            for records, vectors, *features in blocks:
+                new.codes |= check_codes(self.meta, records, *(features or [None]))
                 rows = check_vectors(vectors, self.meta.dim).copy()
                 if len(rows) != len(records):
                     raise InputError(f"{len(rows)} vectors for {len(records)} records: give one for each.")
@@ -176,6 +184,17 @@ class Memory:
         with self._change() as new:
             new.forgotten.update({(one.sha256, one.path): one for one in tags})
 
+    def set_feature_engines(self, engines: str) -> None:
+        with self._change():
+            if check_engines(self.meta, engines):
+                self._kept.meta = replace(self.meta, features=engines)
+
+    def set_features(self, codes: Mapping[str, bytes]) -> int:
+        with self._change() as new:
+            records = [record for record in self.get(list(codes)) if record is not None]
+            new.codes |= check_codes(self.meta, records, [codes[record.id] for record in records])
+            return len(records)
+
     # questions
 
     def get(self, ids: Sequence[str]) -> list[Record | None]:
@@ -221,6 +240,18 @@ class Memory:
             raise InputError("Some of these images are no longer in the index: search again.")
         return np.array(found, np.float32).reshape(-1, self.meta.dim)
 
+    def features(self, ids: Sequence[str]) -> list[bytes | None]:
+        codes = self._now.codes
+        return [None if record is None else codes.get(record.sha256) for record in self.get(ids)]
+
+    def without_features(self, *, check: bool = False) -> Iterator[Record]:
+        return (record for record in self.records() if record.sha256 not in self._now.codes)
+
+    def count_features(self) -> FeatureCount:
+        now = self._now
+        having = [record for record, _ in now.images.values() if record.sha256 in now.codes]
+        return FeatureCount(len(having), sum(map(len, now.codes.values())))
+
     def search(
         self, queries: Vectors, k: int, *, where: Filter | None = None, exact: bool | None = None
     ) -> SearchResult:
@@ -238,7 +269,11 @@ class Memory:
     # upkeep
 
     def snapshot(self, dest: str) -> None:
-        images = [([record], vector[None]) for record, vector in self._now.images.values()]
+        tables = self._now
+        images = [
+            Block([record], vector[None], [tables.codes.get(record.sha256)])
+            for record, vector in tables.images.values()
+        ]
         copy_to_folder(dest, self.meta, images, self.bad_files(), self.notes(), self.forgotten())
 
     def verify(self) -> list[str]:
@@ -252,7 +287,7 @@ class Memory:
         return None
 
     def close(self) -> None:
-        self._kept = None
+        self._open = False
 
     def __enter__(self) -> Self:
         return self

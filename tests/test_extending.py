@@ -18,7 +18,7 @@ from cooc.index import ENGINES, create_store
 from cooc.index.store import Store
 from cooc.pooling import POOLINGS
 from cooc.weights import WEIGHTS
-from tests.index import test_store as suite
+from tests.index import test_features, test_store
 from tests.reference.store import Model
 from tests.tiny import write_photos
 
@@ -29,17 +29,19 @@ OTHER_PROCESSES = {  # which cannot see this one's memory
 }
 SUITE = {
     name: test
+    for suite in (test_store, test_features)
     for name, test in vars(suite).items()
     if name.startswith("test_")
     and name not in OTHER_PROCESSES
-    and {"address", "store", "filled", "shared"} & set(inspect.signature(test).parameters)
+    and {"address", "store", "filled", "shared"} & (asked := set(inspect.signature(test).parameters))
+    and "engine" not in asked
 }
 globals().update(SUITE)  # collected here, they find the fixtures below
 
 
 def test_the_suite_is_there() -> None:
     assert len(SUITE) > 20
-    assert vars(suite).keys() >= OTHER_PROCESSES
+    assert vars(test_store).keys() >= OTHER_PROCESSES
 
 
 PAGE = (Path(__file__).parent.parent / "docs/extending.md").read_text(encoding="utf-8")
@@ -63,18 +65,19 @@ def address() -> str:
 
 
 @pytest.fixture
-def store(address: str) -> Store:
-    return create_store(address, suite.META)
+def store(request: pytest.FixtureRequest, address: str) -> Store:
+    features = request.function.__module__ == test_features.__name__
+    return create_store(address, test_features.WITH_FEATURES if features else test_store.META)
 
 
 @pytest.fixture
 def filled(store: Store) -> tuple[Store, Model]:
-    return suite.fill(store)
+    return test_store.fill(store)
 
 
 @pytest.fixture
 def shared(store: Store) -> tuple[Store, Model]:
-    return suite.fill(store)
+    return test_store.fill(store)
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
