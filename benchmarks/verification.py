@@ -28,7 +28,7 @@ from cooc.verification.features import LocalFeatures
 from cooc.verification.probability import Calibration, fit_calibration, reliability
 from cooc.verification.verifier import verify
 
-__all__ = ["Row", "alarms", "fit", "flat_recall", "found_first", "measured", "tested"]
+__all__ = ["Row", "alarms", "fit", "flat_recall", "found_first", "judge", "measured"]
 
 Vectors = Mapping[str, NDArray[np.float32]]  # name of a picture -> its vector
 SHOWN = 0.5  # probability from which a result is shown as found
@@ -105,7 +105,7 @@ def probability(calibration: Calibration, row: Row) -> float:
     return 1 / (1 + np.exp(-calibration.log_odds(row.inliers, row.spread))) if row.inliers else 0.0
 
 
-def tested(rows: Sequence[Row], calibration: Calibration) -> dict[str, Any]:
+def judge(rows: Sequence[Row], calibration: Calibration) -> dict[str, Any]:
     """How true the probabilities of one kind are, over the pairs that agree in something."""
     some = [row for row in rows if row.inliers]
     said = np.array([probability(calibration, row) for row in some])

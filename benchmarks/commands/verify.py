@@ -37,7 +37,7 @@ def verify_probability(
     results: ResultsOption = Path("results"),
 ) -> None:
     """Fit the probability that two pictures which agree show the same thing; judge it on other kinds of pictures."""
-    from benchmarks.verification import alarms, measured, probability, tested
+    from benchmarks.verification import alarms, judge, measured, probability
     from benchmarks.verification import fit as fit_kinds
     from cooc.provenance import provenance
 
@@ -53,7 +53,7 @@ def verify_probability(
         parameters[engine] = {name: round(value, 4) for name, value in calibration.as_dict().items()}
         rows = {}
         for kind, pairs in kinds.items():
-            rows[kind] = tested(pairs, calibration) | {
+            rows[kind] = judge(pairs, calibration) | {
                 "search": alarms(pairs, partial(probability, calibration), lambda r: r.inliers)
             }
             if all(pair.cosine is not None for pair in pairs):

@@ -157,6 +157,18 @@ def test_noise_agrees_with_nothing(name: str) -> None:
     assert agree(features, other, match(features, other)).inliers == 0
 
 
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_huge_picture_is_looked_at_in_a_smaller_copy(name: str) -> None:
+    pixels = photo("astronaut")
+    huge = cv2.resize(pixels, (6000, 6000), interpolation=cv2.INTER_CUBIC)
+    huge.setflags(write=False)  # as Pillow gives them
+    (a,), (b,) = extract(name, huge), extract(name, pixels)
+    agreement = agree(a, b, match(a, b))
+    assert a.size == (6000, 6000)
+    assert agreement.inliers > 100
+    assert off_by(agreement.transform, np.diag([512 / 6000, 512 / 6000, 1.0]), (6000, 6000)) < 1
+
+
 # ---- SIFT ----------------------------------------------------------------------------------------------------------
 
 
