@@ -65,7 +65,7 @@ def make_index(
         )
     folder.mkdir(parents=True, exist_ok=True)
     if recipe:
-        store: Any = ImageSearch.create(index, recipe=recipe, device="cpu").store
+        store: Any = ImageSearch.create(index, recipe=recipe, features="", device="cpu").store
     else:
         store = create_store(index, StoreMeta("none", {}, "none", "none", dim))
     with store:
