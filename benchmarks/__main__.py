@@ -7,13 +7,14 @@ from collections.abc import Callable
 import typer
 
 from benchmarks.commands.calibrate import calibrate
-from benchmarks.commands.cost import bench_compact, bench_engines, bench_growth
+from benchmarks.commands.cost import bench_compact, bench_engines, bench_features, bench_growth
 from benchmarks.commands.index import bench_index, bench_search
 from benchmarks.commands.reporting import figures, tables
 from benchmarks.commands.scale import bench_scale
 from benchmarks.commands.serve import bench_serve
 from benchmarks.commands.speed import speed
 from benchmarks.commands.store import bench_store
+from benchmarks.commands.verify import verify_flat, verify_probability, verify_speed
 from cooc.cli import run
 
 app = typer.Typer(
@@ -34,7 +35,11 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": bench_serve,
     "compact": bench_compact,
     "growth": bench_growth,
+    "features": bench_features,
     "calibrate": calibrate,
+    "verify-probability": verify_probability,
+    "verify-flat": verify_flat,
+    "verify-speed": verify_speed,
     "tables": tables,
     "figures": figures,
 }

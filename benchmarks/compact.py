@@ -62,7 +62,7 @@ def measure_compact(dataset: Dataset, vectors: Mapping[str, Pair], storages: Seq
 
 
 def export_vectors(dataset: Dataset, vectors: Mapping[str, Pair], folder: Path) -> list[Path]:
-    """vectors--<dataset>--<recipe>.npz, in float16: 1 kB for each picture at 512 numbers."""
+    """vectors--<dataset>--<recipe>.npz, in float16: 1 kB for each picture at 512 dimensions."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for recipe, (database, queries) in vectors.items():

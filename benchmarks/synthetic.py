@@ -65,13 +65,13 @@ def make_index(
         )
     folder.mkdir(parents=True, exist_ok=True)
     if recipe:
-        store: Any = ImageSearch.create(index, recipe=recipe, device="cpu").store
+        store: Any = ImageSearch.create(index, recipe=recipe, features="", device="cpu").store
     else:
         store = create_store(index, StoreMeta("none", {}, "none", "none", dim))
     with store:
         dim = dim or store.meta.dim
         if store.meta.dim != dim:
-            raise InputError(f"The vectors of {recipe} have {store.meta.dim} numbers, not {dim}.")
+            raise InputError(f"The vectors of {recipe} have {store.meta.dim} dimensions, not {dim}.")
         say("making vectors")
         vectors, asking = clustered(folder / "vectors.f32", count, dim, seed)
         np.save(queries, asking)
@@ -96,7 +96,7 @@ def make_index(
 
 
 def clustered(file: Path, count: int, dim: int, seed: int) -> tuple[Vectors, Vectors]:
-    """Unit vectors (on disk) and queries: like descriptors, in clusters and of fewer dimensions than they have numbers.
+    """Unit vectors (on disk) and queries: like descriptors, in clusters and of lower rank than they have dimensions.
 
     A thousand around each centre in 64 dimensions, turned into `dim`, with a little noise in all of them.
     """

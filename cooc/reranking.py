@@ -323,7 +323,9 @@ def diffusion(
     queries, vectors = _pair(queries, database)
     whole = knn_graph(vectors, neighbours, gamma) if graph is None else graph
     if len(whole.indices) != len(vectors):
-        raise InputError(f"A graph of {len(whole.indices)} rows for {len(vectors)} vectors. Make it anew: knn_graph().")
+        raise InputError(
+            f"A graph of {len(whole.indices)} rows for {len(vectors)} vectors. Make it again: knn_graph()."
+        )
     place = np.full(len(vectors), -1)  # of a row in the shortlist
 
     def score(query: Vectors, chosen: Indices) -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ Written by `make docs` from `--help`; do not edit. Pictures may be of any common
 | 4 | weights missing, damaged or not to be had |
 | 5 | an index that cannot be used as asked |
 | 6 | a benchmark's data are missing or wrong |
+| 7 | this machine failed: no memory, no file handles, a disk with read errors. What was done is kept |
 | 130 | interrupted |
 
 `COOC_HOME` moves the cache, `COOC_OFFLINE=1` forbids fetching, `COOC_DEBUG=1` shows tracebacks.

@@ -18,7 +18,7 @@ import torch
 from cooc.activations import resolve_device
 from cooc.bench.describing import BenchOptions, Vectors, item_key, raw_vectors
 from cooc.bench.scoring import evaluate_rankings, evaluate_vectors, first_names, left_out
-from cooc.bench.verified import local_features, verified_rankings
+from cooc.bench.verified import Agreements, local_features, verified_rankings
 from cooc.datasets.retrieval import Dataset
 from cooc.pictures.batches import Item, default_workers
 from cooc.provenance import provenance
@@ -138,9 +138,8 @@ class _Local:
 
     def __init__(self, dataset: Dataset, options: BenchOptions) -> None:
         self.dataset, self.options = dataset, options
-        self.codes: dict[str, tuple[list[bytes], list[bytes]]] = {}
         device = resolve_device(options.device)
-        self.device = None if device.type == "cpu" else str(device)
+        self.agreements = Agreements(None if device.type == "cpu" else str(device))
         for engine in dict.fromkeys(part for spec in options.verify for part in parts(spec)):
             made = []
             for query, items in (
@@ -159,22 +158,14 @@ class _Local:
                         progress=functools.partial(options.progress, f"{engine} features"),
                     )
                 )
-            self.codes[engine] = (made[0], made[1])
+            self.agreements.codes[engine] = (made[0], made[1])
 
     def results(self, database: Vectors, queries: Vectors) -> dict[str, dict[str, Any]]:
         """Engine and stage -> scores, as `evaluate_rankings` gives them."""
         found = {}
         for spec in self.options.verify:
-            codes = [self.codes[engine] for engine in parts(spec)]
-            stages = verified_rankings(
-                database,
-                queries,
-                [pictures for pictures, _ in codes],
-                [own for _, own in codes],
-                own=left_out(self.dataset),
-                device=self.device,
-                top=self.options.top,
-            )
+            own = left_out(self.dataset)
+            stages = verified_rankings(database, queries, self.agreements, parts(spec), own=own, top=self.options.top)
             for stage, rankings in stages.items():
                 found[f"{spec} {stage}"] = evaluate_rankings(self.dataset, list(rankings))
         return found

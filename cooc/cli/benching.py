@@ -61,7 +61,9 @@ def bench_dataset(
         Path | None, typer.Option(help="Leave out pictures that this dataset folder holds.")
     ] = None,
     save_whitening: Annotated[Path | None, typer.Option(help="Folder to keep the fitted whitenings in.")] = None,
-    storage: Annotated[Literal["float32", "float16", "int8"], typer.Option(help="How.")] = "float16",
+    storage: Annotated[
+        Literal["float32", "float16", "int8"], typer.Option(help="How the whitenings are kept.")
+    ] = "float16",
     expand: Annotated[str, typer.Option(help="Expansions and re-rankings, by commas.")] = "none,average-10,alpha-10",
     verify: Annotated[
         str, typer.Option(metavar="ENGINES", help="Verify by geometry: sift, xfeat, sift+xfeat; several by commas.")

@@ -58,7 +58,8 @@ def _so_far(report: Report) -> None:
 
 def _rate(report: Report) -> str:
     rate = f"{report.described / report.seconds:.1f} described/s" if report.seconds else ""
-    for count, kind in ((report.bad, "bad"), (report.failed, "failed")):
+    kinds = (report.completed, "given features"), (report.bad, "bad"), (report.failed, "failed")
+    for count, kind in kinds:
         rate += f", {count} {kind}" if count else ""
     return rate
 
@@ -110,5 +111,6 @@ def _say(search: ImageSearch, report: Report, quiet: bool, as_json: bool, event:
     if not quiet:
         kinds = ("described", "copied", "moved", "unchanged", "removed", "away", "bad", "failed")
         done = ", ".join(f"{getattr(report, kind)} {kind}" for kind in kinds if getattr(report, kind))
+        done += f"{', ' if done else ''}{report.completed} given local features" if report.completed else ""
         what = "Interrupted; run it again to go on. " if report.interrupted else ""
         out.print(f"{what}{done or 'No pictures'} in {report.seconds:.1f} s; {len(search.store)} in the index.")

@@ -6,6 +6,7 @@ where this machine failed, and not the file, a `MachineError` (see `faults.py`).
 
     open_image   a picture (path, bytes, stream, Pillow image, array) as an upright RGB Pillow image
     load_image   the same as (H, W, 3) uint8, reduced to a longest side, cropped to a box
+    load_twice   the same at two sizes: for a network, and for whatever else wants more of the picture
     image_info   size, format and date from the header alone
     decode_ahead both of these, for whoever decodes in another process than it describes
 
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -44,10 +45,13 @@ __all__ = [
     "Decoded",
     "ImageInfo",
     "Picture",
+    "View",
     "decode_ahead",
     "image_info",
     "is_picture",
     "load_image",
+    "load_twice",
+    "load_view",
     "name_of",
     "open_image",
 ]
@@ -67,6 +71,7 @@ EXTENSIONS = frozenset(
 # Formats that Pillow recognises but cannot decode alone, or (EPS; IPTC may wrap it) by running a program on them.
 _REFUSED = {"BUFR", "EPS", "FPX", "GRIB", "HDF5", "IPTC", "MIC", "MPEG", "WMF"}
 
+LEAST = 64  # pixels: a reduced decode rounds its sides up, nothing in a photo, a distortion in a sliver
 
 _log = logging.getLogger("cooc")
 
@@ -79,6 +84,14 @@ class ImageInfo:
     taken: str | None  # EXIF date and time as YYYY-MM-DDTHH:MM:SS; cameras do not say which time zone
 
 
+class View(NamedTuple):
+    """A picture, or a part of it, as large as local features want it."""
+
+    pixels: npt.NDArray[np.uint8]
+    size: tuple[int, int]  # of the whole picture
+    box: Box | None  # of the part in it
+
+
 @dataclass(frozen=True)
 class Decoded:
     """A picture that has been decoded, perhaps by another process: what `load_image` gives with these settings."""
@@ -88,6 +101,7 @@ class Decoded:
     size: int | None
     box: Box | None
     min_side: int
+    view: View | None = None  # what `load_view` gives
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -98,7 +112,7 @@ def open_image(picture: Picture, *, size: int | None = None, max_pixels: int = M
 
     `size` says that the longest side will be reduced to it later, so a JPEG may be decoded smaller, never below that.
     """
-    return _decode(picture, size, max_pixels)[0]
+    return _decode(picture, size, max_pixels).image
 
 
 def load_image(
@@ -121,12 +135,37 @@ def load_image(
         if (picture.size, picture.box, picture.min_side) != (size, box, min_side):
             raise InputError("This picture was decoded with another size, box or smallest side than is asked for now.")
         return picture.pixels
-    image, (width, height) = _decode(picture, size, max_pixels)
-    x0, y0, x1, y1 = (0, 0, width, height) if box is None else clip(box, width, height, name_of(picture))
+    found = _decode(picture, size, max_pixels)
+    return _pad(_scaled(found, size, box, name_of(picture), max_pixels), min_side, name_of(picture))
+
+
+def load_twice(
+    picture: Picture, *, size: int, larger: int, min_side: int = 1, max_pixels: int = MAX_PIXELS
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], tuple[int, int]]:
+    """What `load_image` gives at `size`, the same to the bit; the picture at up to `larger` pixels; its full size.
+
+    It is decoded once. Only a JPEG that may be decoded smaller for the one than for the other is decoded twice: what
+    another fraction gives are other pixels.
+    """
+    if isinstance(picture, Decoded):
+        raise InputError("This picture was decoded already, at one size: give its file.")
+    name, most = name_of(picture), max(size, larger)
+    found = _decode(picture, most, max_pixels)
+    large = _scaled(found, most, None, name, max_pixels)
+    if size >= max(large.shape[:2]):  # at that size it is the same
+        return _pad(large, min_side, name), large, found.size
+    if found.reducible and _reduction(found.size, size) != _reduction(found.size, most):
+        return load_image(picture, size=size, min_side=min_side, max_pixels=max_pixels), large, found.size
+    return _pad(_scaled(found, size, None, name, max_pixels), min_side, name), large, found.size
+
+
+def _scaled(found: _Upright, size: int | None, box: Box | None, name: str, max_pixels: int) -> npt.NDArray[np.uint8]:
+    image, (width, height) = found.image, found.size
+    x0, y0, x1, y1 = (0, 0, width, height) if box is None else clip(box, width, height, name)
     factor = 1.0 if size is None else min(1.0, size / max(width, height))
     target = max(1, round((x1 - x0) * factor)), max(1, round((y1 - y0) * factor))
 
-    with _blaming(name_of(picture)):
+    with _blaming(name):
         # In a JPEG that was decoded smaller, the box lies between pixels: crop outwards, the resize does the fraction.
         w, h = image.size
         outer = (x0 * w // width, y0 * h // height, -(-x1 * w // width), -(-y1 * h // height))
@@ -141,15 +180,39 @@ def load_image(
                 image = image.crop(outer)
         if target != image.size or inner != (0, 0, *image.size):
             image = image.resize(target, Image.Resampling.LANCZOS, box=inner)
-        return _pad(np.array(image), min_side, name_of(picture))
+        return np.array(image)
+
+
+def load_view(picture: Picture, longest: int, box: Box | None = None, *, max_pixels: int = MAX_PIXELS) -> View:
+    """The picture, or the part of it in `box`, with its *own* longest side reduced to `longest`; never enlarged."""
+    if isinstance(picture, Decoded):
+        if picture.view is None:
+            raise InputError("This picture was decoded without a view for local features: give its file.")
+        return picture.view
+    info = image_info(picture, max_pixels=max_pixels)
+    full = info.width, info.height
+    part = (0, 0, *full) if box is None else clip(box, *full, name_of(picture))
+    shown = max(part[2] - part[0], part[3] - part[1])
+    size = max(1, round(longest * max(full) / shown))  # of the whole picture, where the part has that size
+    pixels = load_image(picture, size=size, box=box, max_pixels=max_pixels)
+    x0, y0, x1, y1 = map(float, part)
+    return View(pixels, full, None if box is None else (x0, y0, x1, y1))
 
 
 def decode_ahead(
-    picture: Picture, *, size: int | None, box: Box | None, min_side: int, max_pixels: int = MAX_PIXELS
+    picture: Picture,
+    *,
+    size: int | None,
+    box: Box | None,
+    min_side: int,
+    view: int | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> Decoded:
+    """`view`: the longest side of the pixels that local features are made of, where these are wanted, too."""
     info = image_info(picture, max_pixels=max_pixels)
     pixels = load_image(picture, size=size, box=box, min_side=min_side, max_pixels=max_pixels)
-    return Decoded(pixels, info, size, box, min_side)
+    seen = None if view is None else load_view(picture, view, box, max_pixels=max_pixels)
+    return Decoded(pixels, info, size, box, min_side, seen)
 
 
 def is_picture(value: object) -> bool:
@@ -168,28 +231,46 @@ def image_info(picture: Picture, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
         return ImageInfo(width, height, image.format, taken(exif))
 
 
-def _decode(picture: Picture, size: int | None, max_pixels: int) -> tuple[Image.Image, tuple[int, int]]:
-    """Upright RGB, and the upright size that the picture has when it is not decoded smaller."""
+class _Upright(NamedTuple):
+    image: Image.Image  # RGB
+    size: tuple[int, int]  # that the upright picture has when it is not decoded smaller
+    reducible: bool  # may it be?
+
+
+def _decode(picture: Picture, size: int | None, max_pixels: int) -> _Upright:
     if size is not None and size < 1:
         raise InputError(f"size must be at least 1 pixel, not {size}.")
     with _opened(picture, max_pixels) as image:
         orientation = orientation_of(image, read_exif(image))
         width, height = image.size
-        factor = 1.0 if size is None else min(1.0, size / max(width, height))
-        target = math.ceil(width * factor), math.ceil(height * factor)
-        # A reduced decode rounds its sides up to whole pixels: nothing in a photo, a distortion in a sliver.
-        if image.format in ("JPEG", "MPO") and min(target) >= 64 and image is not picture:
+        reducible = image.format in ("JPEG", "MPO") and image is not picture
+        target = _target(image.size, size)
+        if reducible and min(target) >= LEAST:
             image.draft(None, target)
             image.load()
         else:
             image.load()
             width, height = image.size  # icons only know their size now
         _check_size(image.size, max_pixels, name_of(picture))
-        plain = image.format in ("JPEG", "MPO") and image.mode == "RGB" and image is not picture  # its own copy already
+        plain = reducible and image.mode == "RGB"  # its own copy already
         upright = image if plain else to_rgb(image)
         if orientation in TURNS:
             upright = upright.transpose(TURNS[orientation])
-        return upright, ((width, height) if orientation < 5 else (height, width))
+        return _Upright(upright, (width, height) if orientation < 5 else (height, width), reducible)
+
+
+def _target(full: tuple[int, int], size: int | None) -> tuple[int, int]:
+    """What a JPEG may be decoded to."""
+    factor = 1.0 if size is None else min(1.0, size / max(full))
+    return math.ceil(full[0] * factor), math.ceil(full[1] * factor)
+
+
+def _reduction(full: tuple[int, int], size: int) -> int:
+    """By which a JPEG is decoded smaller: what Pillow's `draft` finds."""
+    target = _target(full, size)
+    if min(target) < LEAST:
+        return 1
+    return next(step for step in (8, 4, 2, 1) if min(full[0] // target[0], full[1] // target[1]) >= step)
 
 
 def _pad(pixels: npt.NDArray[np.uint8], min_side: int, name: str) -> npt.NDArray[np.uint8]:

@@ -43,6 +43,7 @@ STARTING = 60.0  # seconds
 LOOK = 0.2  # seconds between two looks whether others wait
 STOPPED = "Decoding was stopped."
 NOT_STARTED = "A process for decoding could not be started"
+ONE_THREAD = {"OPENCV_FOR_THREADS_NUM": "1", "OPENBLAS_NUM_THREADS": "1"}  # there are processes enough
 CRASHES = {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE}  # so a decoder ends by what it is given; else it gave up, as
 # libraries do that get no memory (SIGABRT, an exit code; SIGBUS where shared memory cannot be had), or it was killed
 
@@ -200,7 +201,7 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[there.fileno()],
-                env=os.environ | {"PYTHONPATH": path},
+                env=os.environ | ONE_THREAD | {"PYTHONPATH": path},
                 start_new_session=True,  # Ctrl-C is for the parent
             )
             self._pipe = Connection(here.detach())

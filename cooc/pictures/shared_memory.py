@@ -1,5 +1,8 @@
 """Memory that a decoding process and its parent both see. Every process imports this, so it imports nothing heavy.
 
+Beside the pixels it may make something else of a picture (`Beside`), such as its local features: what takes a
+processor's time is done here, and not where a GPU waits.
+
 Pixels come back through memory that both processes see: through a pipe, two megabytes for each picture would keep the
 one thread that reads it busy, and a GPU waiting.
 """
@@ -9,18 +12,38 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from cooc.errors import CoocError, InputError, MachineError
 from cooc.pictures.boxes import Box
-from cooc.pictures.decode import Picture, load_image
+from cooc.pictures.decode import Picture, load_image, load_twice
 
-__all__ = ["Place", "Shared", "attach", "load"]
+__all__ = ["Beside", "Loaded", "Place", "Shared", "attach", "load"]
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]  # (H, W, 3)
 
 _memory: mmap.mmap | None = None  # in a decoding process: that of its parent
+
+
+class Beside(Protocol):
+    """What is made of a picture beside its pixels. It can be pickled, and imports what it needs when it is called."""
+
+    @property
+    def size(self) -> int:
+        """The longest side of the pixels that it wants."""
+        ...
+
+    def __call__(self, pixels: Pixels, size: tuple[int, int]) -> Any:
+        """`size`: width and height of the whole picture."""
+        ...
+
+
+class Loaded(NamedTuple):
+    pixels: Pixels | None  # None: they are in their place
+    shape: tuple[int, ...]
+    aside: Any  # what was made beside them
 
 
 class Place(NamedTuple):
@@ -70,13 +93,33 @@ def attach(address: str) -> None:
             _memory = None
 
 
-def load(picture: Picture, place: Place | None, size: int, box: Box | None, min_side: int) -> Pixels | tuple[int, ...]:
-    """Decode: into its place, which is answered by the shape alone; or, where it has none, as the answer."""
-    pixels = load_image(picture, size=size, box=box, min_side=min_side)
+def load(
+    picture: Picture, place: Place | None, size: int, box: Box | None, min_side: int, beside: Beside | None = None
+) -> Loaded:
+    """Decode: into its place, and then the shape alone is answered; or, where it has none, as the answer."""
+    aside = None
+    if beside is None:
+        pixels = load_image(picture, size=size, box=box, min_side=min_side)
+    elif box is not None:
+        raise InputError("Only of whole pictures something is made beside the pixels, not of a box.")
+    else:
+        pixels, larger, full = load_twice(picture, size=size, larger=beside.size, min_side=min_side)
+        aside = _made(beside, larger, full)
     if place is None or _memory is None or pixels.nbytes > place.size:
-        return pixels
+        return Loaded(pixels, pixels.shape, aside)
     _view(_memory, place, pixels.shape)[:] = pixels
-    return pixels.shape
+    return Loaded(None, pixels.shape, aside)
+
+
+def _made(beside: Beside, pixels: Pixels, size: tuple[int, int]) -> Any:
+    try:
+        return beside(pixels, size)
+    except CoocError:
+        raise
+    except Exception as error:  # the picture is decoded, so nothing is wrong with it: no memory, a broken installation
+        raise MachineError(
+            f"Its local features could not be made ({type(error).__name__}: {error}). Free memory, and try again."
+        ) from error
 
 
 def _view(memory: mmap.mmap, place: Place, shape: tuple[int, ...]) -> Pixels:

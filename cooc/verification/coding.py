@@ -1,8 +1,8 @@
 """Descriptors as bytes: unit vectors to 8 bits a value and back, and the projection that makes them short before that.
 
-RootSIFT has 128 values, maps of a network 512; both are projected on their main directions, half-whitened (divided by
-the fourth root of the variance: noise is not blown up, and no direction drowns the others), and L2-normalised. Of
-RootSIFT 64 values are left. Kept in 4 bits they find as many inliers as 128 floats do (docs/verification.md).
+RootSIFT has 128 values; they are projected on their 64 main directions, half-whitened (divided by the fourth root of
+the variance: noise is not blown up, and no direction drowns the others), and L2-normalised.
+Kept in 4 bits they find as many inliers as 128 floats do (docs/verification.md).
 """
 
 from __future__ import annotations

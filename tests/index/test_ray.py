@@ -183,7 +183,8 @@ def decode_in_processes(folder: Path) -> list[object]:
 
 def test_a_worker_may_decode_in_processes(cluster: Cluster, tmp_path: Path) -> None:
     paths = write_photos(tmp_path / "photos", 3)
-    vectors = ray.get(ray.remote(decode_in_processes).remote(tmp_path / "photos"))
+    made = ray.get(ray.remote(decode_in_processes).remote(tmp_path / "photos"))
+    vectors = [one.vector for one in made]
     np.testing.assert_allclose(np.stack(vectors), descriptor()(paths).numpy(), atol=1e-5)
 
 

@@ -106,13 +106,14 @@ def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pyte
     with open(shared.address, "r+b") as file:  # noqa: PTH123
         monkeypatch.setattr(shared_memory, "_memory", mmap.mmap(file.fileno(), 0))
     for place, name in zip(list(shared.free), ("04.png", "00.png"), strict=True):
-        shape = shared_memory.load(folder / name, place, 64, None, 1)
-        assert isinstance(shape, tuple)
-        assert (shared.view(place, shape) == load_image(folder / name)).all()
-    small = shared_memory.Place(0, 100)
-    larger = shared_memory.load(folder / "04.png", small, 64, None, 1)  # no room: the pixels themselves
-    assert isinstance(larger, np.ndarray)
-    assert (larger == load_image(folder / "04.png")).all()
+        loaded = shared_memory.load(folder / name, place, 64, None, 1)
+        assert loaded.pixels is None
+        assert (shared.view(place, loaded.shape) == load_image(folder / name)).all()
+    larger = shared_memory.load(
+        folder / "04.png", shared_memory.Place(0, 100), 64, None, 1
+    )  # no room: the pixels themselves
+    assert isinstance(larger.pixels, np.ndarray)
+    assert (larger.pixels == load_image(folder / "04.png")).all()
     shared.close()
 
 

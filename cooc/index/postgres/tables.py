@@ -7,6 +7,7 @@
     bad         files that could not be described
     notes       small JSON values about the index
     forgotten   tags of what was removed, by content
+    features    local features, by content: see `features.py`
 
 A checksum is the first 8 bytes of the sha256 of the vector as it is sent, which server and client can both compute: who
 gets a vector checks it here, who looks for damage in all of them need not send them. Rows of an older cooc have none.
