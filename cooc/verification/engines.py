@@ -48,6 +48,7 @@ ENGINES: dict[str, Engine] = {
         source="OpenCV (Lowe 2004; RootSIFT: Arandjelovic and Zisserman 2012)",
         licence="Apache-2.0; the patent ended in 2020",
         rotation=True,
+        scale=True,
         mirror=False,
         weights=None,
         dim=64,
@@ -61,6 +62,7 @@ ENGINES: dict[str, Engine] = {
         source="Potje et al., CVPR 2024; network written here, weights of its authors",
         licence="Apache-2.0",
         rotation=False,
+        scale=False,
         mirror=False,
         weights="xfeat",
         dim=64,
@@ -97,7 +99,8 @@ def extract(
 
     `size` is (width, height) of that picture; without it, `pixels` are the picture at its size. With `box` (x0, y0, x1,
     y1, in full-size pixels) `pixels` show only that part. Pixels beyond `longest` are made smaller first; those of a
-    box smaller than that are enlarged, up to twice. `turns=4` adds, for engines that know no rotation, the features of
+    box smaller than that are enlarged, up to twice, for engines that know size; the others see the part as large as it
+    is in the picture at `longest`. `turns=4` adds, for engines that know no rotation, the features of
     the pixels turned by 90, 180 and 270 degrees: give it to a query, never to what is kept.
     """
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or 0 in pixels.shape:
@@ -108,10 +111,14 @@ def extract(
     shown = box or (0.0, 0.0, float(width), float(height))
     if not (0 <= shown[0] < shown[2] <= width and 0 <= shown[1] < shown[3] <= height):
         raise BoxError(f"Box {shown} is empty or outside a picture of {width} x {height} pixels.")
-    seen = _fit(pixels, longest, ENLARGED if box else 1.0)
     found = []
     for part in parts(name):
         engine = ENGINES[part]
+        if engine.scale:
+            factor = min(longest / max(pixels.shape[:2]), ENLARGED if box else 1.0)
+        else:  # things must be as large as in an indexed picture
+            factor = min(1.0, longest / max(width, height)) * (shown[2] - shown[0]) / pixels.shape[1]
+        seen = _resized(pixels, factor)
         for turn in range(1 if engine.rotation else turns):
             turned = np.rot90(seen, turn)
             detected = best_of_all_parts(engine.detect(turned, CANDIDATES * limit, device), turned.shape, limit)
@@ -137,14 +144,14 @@ def best_of_all_parts(found: Detected, shape: tuple[int, ...], limit: int) -> De
     return found.take(chosen)
 
 
-def _fit(pixels: Pixels, longest: int, enlarged: float) -> Pixels:
+def _resized(pixels: Pixels, factor: float) -> Pixels:
     height, width = pixels.shape[:2]
-    factor = min(longest / max(height, width), enlarged)
-    if factor == 1:
-        return pixels
     size = (max(1, round(width * factor)), max(1, round(height * factor)))
-    fitted = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)
-    return np.asarray(fitted, np.uint8)
+    if size == (width, height):
+        return pixels
+    return np.asarray(
+        cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR), np.uint8
+    )
 
 
 def _place(
