@@ -436,7 +436,7 @@ class ImageSearch:
 
 
         `expand` (average, alpha) searches again with the query and its best results joined; `augment` compares with
-        each result's own neighbours too; `rerank` (k-reciprocal, diffusion, superglobal) orders the best results anew.
+        each result's own neighbours too; `rerank` (k-reciprocal, diffusion, superglobal) re-ranks the best results.
         `offset` leaves out as many of the first results, `without` the picture of that id.
         """
         started = time.monotonic()
