@@ -14,6 +14,7 @@ from benchmarks.commands.scale import bench_scale
 from benchmarks.commands.serve import bench_serve
 from benchmarks.commands.speed import speed
 from benchmarks.commands.store import bench_store
+from benchmarks.commands.verify import verify_flat, verify_probability, verify_speed
 from cooc.cli import run
 
 app = typer.Typer(
@@ -36,6 +37,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "growth": bench_growth,
     "features": bench_features,
     "calibrate": calibrate,
+    "verify-probability": verify_probability,
+    "verify-flat": verify_flat,
+    "verify-speed": verify_speed,
     "tables": tables,
     "figures": figures,
 }

@@ -102,7 +102,12 @@ def camera(size: tuple[int, int], photo: tuple[int, int], rng: np.random.Generat
         seen = np.diag([fit, fit, 1]) @ seen
         low, high, room = low * fit, high * fit, np.array(photo) + 2 * margin - (high - low) * fit
     shift = rng.uniform(0, np.maximum(room, 1e-6)) - margin - low
-    return np.array([[1, 0, shift[0]], [0, 1, shift[1]], [0, 0, 1.0]]) @ seen
+    return np.asarray(np.array([[1, 0, shift[0]], [0, 1, shift[1]], [0, 0, 1.0]]) @ seen)
+
+
+def scaled(pixels: Pixels, factor: float) -> Pixels:
+    how = cv2.INTER_AREA if factor <= 1 else cv2.INTER_CUBIC
+    return np.asarray(cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=how), np.uint8)
 
 
 def outline(size: tuple[int, int]) -> Matrix:
@@ -122,11 +127,12 @@ def view(thing: Pixels, clutter: Pixels, rng: np.random.Generator) -> tuple[Pixe
     shrink = min(
         1.0, 1.5 * math.sqrt(cv2.contourArea(project(matrix, outline(size)).astype(np.float32)) / np.prod(size))
     )
-    small = cv2.resize(thing, None, fx=shrink, fy=shrink, interpolation=cv2.INTER_AREA)  # before warping: no aliasing
+    small = scaled(thing, shrink)  # before warping: no aliasing
     exact = np.diag([small.shape[1] / size[0], small.shape[0] / size[1], 1.0])
     warp = matrix @ np.linalg.inv(exact)
     seen = cv2.warpPerspective(light(small, rng), warp, photo, flags=cv2.INTER_LINEAR)
-    mask = cv2.warpPerspective(np.ones(small.shape[:2], np.float32), warp, photo, flags=cv2.INTER_LINEAR)
+    whole = np.ones(small.shape[:2], np.float32)
+    mask = np.asarray(cv2.warpPerspective(whole, warp, photo, flags=cv2.INTER_LINEAR), np.float32)
     if rng.random() < 0.4:
         hide(mask, project(matrix, outline(size)), rng)
     mask = mask[..., None]
@@ -145,7 +151,7 @@ def light(pixels: Pixels, rng: np.random.Generator) -> NDArray[np.float32]:
     if rng.random() < 0.3:
         spot = np.exp(-((x - rng.random()) ** 2 + (y - rng.random()) ** 2) / rng.uniform(0.004, 0.03))
         lit = lit + rng.uniform(80, 200) * spot[..., None]
-    return np.clip(lit, 0, 255).astype(np.float32)
+    return np.asarray(np.clip(lit, 0, 255), np.float32)
 
 
 def hide(mask: NDArray[np.float32], corners: Matrix, rng: np.random.Generator) -> None:
@@ -167,12 +173,12 @@ def spoil(photo: NDArray[Any], rng: np.random.Generator) -> Pixels:
         kernel = np.zeros((length, length), np.float32)
         kernel[length // 2] = 1 / length
         turned = cv2.getRotationMatrix2D((length / 2 - 0.5, length / 2 - 0.5), float(rng.uniform(0, 180)), 1)
-        kernel = cv2.warpAffine(kernel, turned, (length, length))
+        kernel = np.asarray(cv2.warpAffine(kernel, turned, (length, length)))
         photo = cv2.filter2D(photo, -1, kernel / kernel.sum())
     photo = np.clip(photo + rng.normal(0, rng.uniform(0, 6), photo.shape), 0, 255)
     quality = [cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(45, 92))]
     code = cv2.imencode(".jpg", photo.astype(np.uint8)[..., ::-1], quality)[1]
-    return np.ascontiguousarray(cv2.imdecode(code, cv2.IMREAD_COLOR)[..., ::-1])
+    return np.ascontiguousarray(np.asarray(cv2.imdecode(code, cv2.IMREAD_COLOR), np.uint8)[..., ::-1])
 
 
 # ---- the set -------------------------------------------------------------------------------------------------------
@@ -224,8 +230,7 @@ def make(
             rng = np.random.default_rng((seed, number, turn))
             back = read(backgrounds[int(rng.integers(len(backgrounds)))], size)
             if max(back.shape) < size:  # a small photo of a set: clutter may be soft, as it is behind a thing
-                grow = size / max(back.shape)
-                back = cv2.resize(back, None, fx=grow, fy=grow, interpolation=cv2.INTER_CUBIC)
+                back = scaled(back, size / max(back.shape))
             pixels, matrix = view(thing, back, rng)
             corners = np.clip(project(matrix, outline((thing.shape[1], thing.shape[0]))), 0, pixels.shape[1::-1])
             query = {

@@ -35,7 +35,7 @@ from cooc.whitening import Whitening
 
 if TYPE_CHECKING:
     from cooc.pictures.boxes import Box
-    from cooc.pictures.worker import Beside
+    from cooc.pictures.shared_memory import Beside
 
     Vector = np.ndarray[Any, np.dtype[np.float32]]
     Image = Picture | Tensor

@@ -50,9 +50,12 @@ from cooc.index.shortlist import (
 from cooc.index.store import FORMAT, Filter, Record, Store, StoreMeta, Vectors, check_same, id_bytes, several
 from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.boxes import Box, check_box
-from cooc.pictures.decode import Picture
+from cooc.pictures.decode import Picture, is_picture, load_view
 from cooc.recipes import DescriptorConfig, find_recipe
+from cooc.verification.engines import LONGEST, QUERY, extract
 from cooc.verification.extraction import Extraction
+from cooc.verification.features import unpack
+from cooc.verified_search import Features, find_verified
 
 if TYPE_CHECKING:
     from cooc.descriptor import Image
@@ -424,8 +427,13 @@ class ImageSearch:
         min_score: float | None = None,
         offset: int = 0,
         without: str | None = None,
+        verify: bool | None = None,
     ) -> Results:
-        """The k pictures most similar to a picture, to the part of it in a box, or to several pictures joined.
+        """The k pictures that show the same as a picture, as the part of it in a box, or as several pictures joined.
+
+        `verify` checks the best results by geometry: what agrees with the query leads, the rest is merely similar. By
+        default it is done where the index keeps local features.
+
 
         `expand` (average, alpha) searches again with the query and its best results joined; `augment` compares with
         each result's own neighbours too; `rerank` (k-reciprocal, diffusion, superglobal) orders the best results anew.
@@ -434,9 +442,8 @@ class ImageSearch:
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset)
         images, boxes = _together(image, box)
-        query = self._describe(images, boxes)
-        found = find_matches(self.store, query, options, curve=self.calibration, without=without, started=started)
-        return self._with_away(found)
+        asked = self._local(images, boxes) if self._verifies(verify) else []
+        return self._found(self._describe(images, boxes), options, asked, without, started)
 
     def search_id(
         self,
@@ -450,14 +457,22 @@ class ImageSearch:
         where: Filter | None = None,
         min_score: float | None = None,
         offset: int = 0,
+        verify: bool | None = None,
     ) -> Results:
         """The same for a picture of the index, by its vector, or for the part of it in a box; it is not among them."""
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset)
         id_bytes(id)  # or results could hold it under another spelling
-        query = self.vectors([id])[0] if box is None else self._describe([self.file(id)], [check_box(box)])
-        found = find_matches(self.store, query, options, curve=self.calibration, without=id, started=started)
-        return self._with_away(found)
+        asked: list[Features] = []
+        if box is None:
+            query = self.vectors([id])[0]
+            if self._verifies(verify):
+                asked = [unpack(code) for code in self.store.features([id]) if code is not None]
+        else:
+            picture, part = self.file(id), check_box(box)
+            query = self._describe([picture], [part])
+            asked = self._local([picture], [part]) if self._verifies(verify) else []
+        return self._found(query, options, asked, id, started)
 
     def search_vector(
         self,
@@ -473,8 +488,42 @@ class ImageSearch:
     ) -> Results:
         """The same for a vector (D,) of this descriptor."""
         options = Options(k, expand, rerank, augment, where, min_score, offset)
-        query = as_query(vector, self.meta.dim)
-        return self._with_away(find_matches(self.store, query, options, curve=self.calibration))
+        return self._found(as_query(vector, self.meta.dim), options, [], None, time.monotonic())
+
+    def _found(
+        self, query: Vectors, options: Options, asked: Sequence[Features], without: str | None, started: float
+    ) -> Results:
+        """Verified by the local features of what was asked for, if there are any."""
+        if any(len(part) for features in asked for part in features):
+            device = resolve_device(self._device)
+            found = find_verified(
+                self.store,
+                query,
+                asked,
+                options,
+                without=without,
+                device=None if device.type == "cpu" else str(device),
+                started=started,
+            )
+        else:
+            found = find_matches(self.store, query, options, curve=self.calibration, without=without, started=started)
+        return self._with_away(found)
+
+    def _verifies(self, wanted: bool | None) -> bool:
+        if wanted and not self.meta.features:
+            raise InputError(
+                f"The index {self.index_name} keeps no local features to verify by. Add them: cooc index --verify sift"
+            )
+        return bool(self.meta.features) if wanted is None else wanted
+
+    def _local(self, images: list[Any], boxes: list[Box | None]) -> list[Features]:
+        """The local features of a query's pictures. Tensors have none: nobody knows how they were scaled."""
+        found, device = list[Features](), str(resolve_device(self._device))
+        for image, box in zip(images, boxes, strict=True):
+            if is_picture(image):
+                pixels, size, part = load_view(image, LONGEST, box)
+                found.append(extract(self.meta.features, pixels, size=size, box=part, limit=QUERY, device=device))
+        return found
 
     def _with_away(self, results: Results) -> Results:
         """It is said of each match whether its file is away."""

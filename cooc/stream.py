@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cooc.errors import CoocError, MachineError
 from cooc.pictures.batches import Bad, Batch, Item, batches, default_workers
-from cooc.pictures.worker import Beside
+from cooc.pictures.shared_memory import Beside
 
 __all__ = ["batch_pixels", "download", "stream", "upload"]
 

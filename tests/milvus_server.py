@@ -104,8 +104,8 @@ class Milvus:
     """A server on a port of this machine.
 
     Loading a collection takes it three seconds, in which it mostly waits. So there are always some ahead, empty and
-    loaded, that `create_store` finds as if somebody had been interrupted while making them: for vectors of 16 numbers,
-    as most tests use.
+    loaded, that `create_store` finds as if somebody had been interrupted while making them: for vectors of 16
+    dimensions, as most tests use.
     """
 
     requires = "milvus"

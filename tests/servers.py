@@ -159,7 +159,7 @@ class Postgres:
         import psutil
 
         processes = [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]
-        for process in reversed(processes):  # first the one that would start others anew
+        for process in reversed(processes):  # first the one that would start others again
             process.kill()
         self.process.wait()
         psutil.wait_procs(processes)

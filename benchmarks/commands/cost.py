@@ -56,7 +56,7 @@ def bench_compact(
 ) -> None:
     """What mAP is lost when vectors are stored as float16, int8, int4 or pq."""
     from benchmarks.compact import export_vectors, import_vectors, measure_compact, whitened
-    from cooc.bench.run import Options
+    from cooc.bench.describing import BenchOptions
     from cooc.datasets.retrieval import load_dataset
     from cooc.recipes import find_recipe
 
@@ -64,7 +64,7 @@ def bench_compact(
     if vectors:
         pairs = import_vectors(loaded, vectors)
     elif recipe:
-        options = Options(device=device, dtype=dtype, cache=cache)
+        options = BenchOptions(device=device, dtype=dtype, cache=cache)
         pairs = whitened(loaded, [find_recipe(name) for name in recipe.split(",")], options)
     else:
         raise InputError("Name recipes with -r, or files of vectors with --vectors.")

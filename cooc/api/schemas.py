@@ -14,8 +14,21 @@ from cooc.index.store import Filter, Record
 from cooc.index.sync import Report
 from cooc.pictures.boxes import Box
 
-__all__ = ["DEEPEST", "BoxQuery", "Expansion", "ImageId", "Reranking", "SearchOptions", "Where"]
+__all__ = [
+    "DEEPEST",
+    "PREFIX",
+    "BoxQuery",
+    "Expansion",
+    "ImageId",
+    "Limit",
+    "Reranking",
+    "SearchOptions",
+    "Where",
+    "WhereQuery",
+    "problems",
+]
 
+PREFIX = "/api/v1"
 Expansion = Literal["none", "average", "alpha"]
 Reranking = Literal["none", "k-reciprocal", "diffusion", "superglobal"]
 DEEPEST = 10_000  # results that can be scrolled to
@@ -23,7 +36,7 @@ DEEPEST = 10_000  # results that can be scrolled to
 _ID = r"^[0-9a-f]{32}$"
 _BOX = r"^(-?\d{1,6}(\.\d{1,6})?)(,-?\d{1,6}(\.\d{1,6})?){3}$"
 _DATE = r"^\d{4}(-\d\d(-\d\d)?)?$"
-ImageId = Annotated[str, Path(pattern=_ID, description="Of a picture, as results name it.")]
+ImageId = Annotated[str, Path(pattern=_ID, description="The id of a picture, as in results.")]
 BoxQuery = Annotated[
     str | None, Query(pattern=_BOX, description="x0,y0,x1,y1 in pixels of the upright, full-size picture.")
 ]
@@ -60,7 +73,7 @@ class SearchOptions(Where):
         default=0, ge=0, le=DEEPEST, description="Results before them: `next_offset` of the last answer."
     )
     expand: Expansion = Field(default="none", description="Search again with the query and its best results joined.")
-    rerank: Reranking = Field(default="none", description="Order the best 400 results anew.")
+    rerank: Reranking = Field(default="none", description="Re-rank the best 400 results.")
     augment: bool = Field(default=False, description="Compare with the neighbours of each result, too.")
     min_score: float | None = Field(default=None, ge=-1, le=1, description="Leave out what is less similar.")
 
@@ -161,13 +174,13 @@ class ExplanationOut(Out):
 
 
 class StatusOut(Out):
-    name: str = Field(description="Of the collection's folder.")
+    name: str = Field(description="Name of the collection's folder.")
     images: int
     bad: int = Field(description="Files that could not be read.")
     recipe: str
     dim: int
     calibrated: bool = Field(description="Do results have a probability, and can `no_match` be told?")
-    folders: list[str] = Field(description="That may be indexed by request.")
+    folders: list[str] = Field(description="Folders that may be indexed by request.")
     version: str
 
 
@@ -211,3 +224,12 @@ class Problem(BaseModel):
 def shown(path: str) -> str:
     """A path that JSON can hold: names that are not UTF-8 lose what cannot be shown."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """401, 403, 421, 422, 429 and 503 may come from anywhere; what a route adds is named there."""
+    return {code: {"model": Problem} for code in sorted({401, 403, 421, 422, 429, 503, *codes})}
+
+
+WhereQuery = Annotated[Where, Query()]
+Limit = Annotated[int, Query(ge=1, le=200)]

@@ -10,6 +10,9 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from cooc.api.indexing import Indexing
 from cooc.api.limits import Pool
@@ -22,7 +25,7 @@ from cooc.pictures.boxes import Box
 from cooc.pictures.decode import MAX_PIXELS, Decoded, Picture, decode_ahead
 from cooc.pictures.decoders import Decoders, Limits
 
-__all__ = ["Services"]
+__all__ = ["Services", "Shared"]
 
 log = logging.getLogger("cooc.api")
 LAST = 1.0  # seconds for what still runs when everybody has been answered; a network cannot be interrupted
@@ -85,3 +88,11 @@ class Services:
         self.ended = all(ended)
         if not self.ended:
             log.warning("What was being described was not waited for.")
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+Shared = Annotated[Services, Depends(_services)]  # what a route asks for

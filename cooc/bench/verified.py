@@ -1,7 +1,8 @@
 """What geometry adds to a ranking, stage by stage: `cooc bench DATASET --verify ENGINE`.
 
-    codes = local_features(items, "sift", options)                          # cached like raw vectors
-    stages = verified_rankings(database, queries, codes, query_codes)       # stage -> rankings (Q, N)
+    agreements = Agreements()
+    agreements.codes["sift"] = local_features(...), local_features(..., query=True)        # cached like raw vectors
+    stages = verified_rankings(database, queries, agreements, ["sift"])                    # stage -> rankings (Q, N)
 
 Each query's shortlist is verified and goes through the rounds of `cooc.verification.rounds`, as in a search; pictures
 that no round has seen follow in the order of their cosines.
@@ -9,13 +10,13 @@ that no round has seen follow in the order of their cosines.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +25,13 @@ from cooc.errors import CoocError, DatasetError
 from cooc.files import replacing
 from cooc.pictures.batches import Item, decode
 from cooc.reranking import rank
+from cooc.verification.agreement import Agreement
 from cooc.verification.engines import KEPT, LONGEST, QUERY, extract
-from cooc.verification.features import LocalFeatures, unpack
-from cooc.verification.geometry import Agreement
+from cooc.verification.features import unpack
 from cooc.verification.rounds import LEAST, SHORTLIST, TOP, rounds
 from cooc.verification.verifier import verify
 
-__all__ = ["STAGES", "local_features", "verified_rankings"]
+__all__ = ["STAGES", "Agreements", "local_features", "verified_rankings"]
 
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -114,54 +115,61 @@ def _write(folder: Path, codes: dict[str, bytes]) -> None:
         )
 
 
+class Agreements:
+    """What queries and pictures agree on, by each engine: looked at once, whatever the ranking that asks."""
+
+    def __init__(self, device: str | None = None) -> None:
+        self.device = device
+        self.codes: dict[str, tuple[list[bytes], list[bytes]]] = {}  # engine -> of the database, of the queries
+        self.known: dict[tuple[str, int], dict[int, Agreement]] = {}  # engine and query -> picture -> agreement
+
+    def look(self, engines: Sequence[str], query: int, pictures: Indices) -> list[Agreement]:
+        """The strongest by any of the engines, for each picture."""
+        found = [self._known(engine, query, pictures.tolist()) for engine in engines]
+        return [max(of_one, key=lambda agreement: agreement.strength) for of_one in zip(*found, strict=True)]
+
+    def _known(self, engine: str, query: int, pictures: list[int]) -> list[Agreement]:
+        known = self.known.setdefault((engine, query), {})
+        new = [number for number in pictures if number not in known]
+        database, queries = self.codes[engine]
+        features = [unpack(database[number]) for number in new]
+        known.update(zip(new, verify(unpack(queries[query]), features, device=self.device), strict=True))
+        return [known[number] for number in pictures]
+
+
 def verified_rankings(
     database: Vectors,
     queries: Vectors,
-    codes: Sequence[Sequence[bytes]],
-    query_codes: Sequence[Sequence[bytes]],
+    agreements: Agreements,
+    engines: Sequence[str],
     *,
     own: Indices | None = None,
-    device: str | None = None,
     top: int = TOP,
-    **settings: Any,
 ) -> dict[str, Indices]:
-    """Stage -> rankings (Q, N). `codes[e][n]` are the features of picture n by the e-th engine.
-
-    `own` (Q,) is the row of each query's own picture, which takes no part, or -1. `settings` go to `rounds`.
-    """
+    """Stage -> rankings (Q, N). `own` (Q,) is the row of each query's own picture, which takes no part, or -1."""
     order, cosines = rank(queries, database)
     stages: dict[str, list[Indices]] = {stage: [] for stage in STAGES}
-    for number, row in enumerate(order):
-        mine = -1 if own is None else int(own[number])
-        row = row[row != mine]
-        asked = [unpack(engine[number])[0] for engine in query_codes]
-        known: dict[int, Agreement] = {}
-
-        def look(ids: Indices, asked: list[LocalFeatures] = asked, known: dict[int, Agreement] = known) -> Any:
-            new = [i for i in ids.tolist() if i not in known]
-            pictures = [[part for engine in codes for part in unpack(engine[i])] for i in new]
-            known.update(zip(new, verify(asked, pictures, device=device), strict=True))
-            return [known[i] for i in ids.tolist()]
+    for query, (row, scores) in enumerate(zip(order, cosines, strict=True)):
+        mine = -1 if own is None else int(own[query])
+        look = functools.partial(agreements.look, engines, query)
+        scores, row = scores[row != mine], row[row != mine]
 
         def nearest(vectors: Vectors, k: int, mine: int = mine) -> Indices:
             found = rank(vectors, database, k)[0]
             return np.where(found == mine, -1, found)
 
-        scores = dict(zip(order[number].tolist(), cosines[number].tolist(), strict=True))
-        shortlist = row[:SHORTLIST]
-        first = [(a.strength if a.strength >= LEAST else 0.0) for a in look(row[:top])]
-        led = row[:top][np.argsort(-np.array(first), kind="stable")]
+        strengths = np.array([one.strength for one in look(row[:top])])
+        led = row[:top][np.argsort(-np.where(strengths >= LEAST, strengths, 0), kind="stable")]
         stages["inliers first"].append(_complete(led, row, mine))
         for stage, repeats in (("diffusion", 1), ("second round", 2)):
             found = rounds(
-                shortlist,
-                [scores[i] for i in shortlist.tolist()],
-                vectors=lambda ids: database[ids],
+                row[:SHORTLIST],
+                scores[:SHORTLIST],
+                vectors=lambda numbers: database[numbers],
                 verify=look,
                 nearest=nearest,
                 top=top,
                 repeats=repeats,
-                **settings,
             )
             stages[stage].append(_complete(found.ids, row, mine))
     return {stage: np.stack(rankings) for stage, rankings in stages.items()}

@@ -81,7 +81,10 @@ def index(
     workers: WorkersOption = None,
     engine: Annotated[str, typer.Option(help="What describes: here, or ray for a cluster of machines.")] = "here",
     address: Annotated[
-        str, typer.Option(help="Of the Ray cluster. [default: $RAY_ADDRESS, or one that is started on this machine]")
+        str,
+        typer.Option(
+            help="Address of the Ray cluster. [default: $RAY_ADDRESS, or one that is started on this machine]"
+        ),
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", help="Follow symbolic links.")] = False,
     keep_missing: Annotated[bool, typer.Option("--keep-missing", help="Keep what is no longer on disk.")] = False,
@@ -228,7 +231,7 @@ def status(
     table.add_row("left out", f"{found.bad:,}" + ("  (cooc status --bad says why)" if found.bad else ""))
     if found.failed:
         table.add_row("failed", f"{found.failed:,}  (the machine did; cooc index tries them again)")
-    table.add_row("recipe", f"{found.recipe}, {found.dim} numbers")
+    table.add_row("recipe", f"{found.recipe}, {found.dim} dimensions")
     table.add_row("features", _features(found))
     table.add_row("calibrated on", shown(found.calibration) if found.calibration else "nothing (cooc calibrate)")
     if found.bytes is not None:

@@ -13,7 +13,7 @@ from cooc.errors import CoocError
 from cooc.index.examine import Candidate, Examined, Reader
 from cooc.pictures import Collection, Folder
 from cooc.pictures.batches import Item, default_workers
-from cooc.pictures.worker import Beside
+from cooc.pictures.shared_memory import Beside
 
 __all__ = ["Decide", "Described", "Describer", "Engine", "Extraction", "Here", "Made", "Vector", "describe_items"]
 

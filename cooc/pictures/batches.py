@@ -25,7 +25,7 @@ from cooc.errors import CoocError, MachineError
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture
 from cooc.pictures.decoders import Decoders, Limits
-from cooc.pictures.worker import Beside, Loaded, Place, Shared, load
+from cooc.pictures.shared_memory import Beside, Loaded, Place, Shared, load
 
 __all__ = ["Bad", "Batch", "Item", "batches", "decode", "default_workers"]
 

@@ -1,8 +1,8 @@
 """Descriptors as bytes: unit vectors to 8 bits a value and back, and the projection that makes them short before that.
 
-RootSIFT has 128 values, maps of a network 512; both are projected on their main directions, half-whitened (divided by
-the fourth root of the variance: noise is not blown up, and no direction drowns the others), and L2-normalised. Of
-RootSIFT 64 values are left. Kept in 4 bits they find as many inliers as 128 floats do (docs/verification.md).
+RootSIFT has 128 values; they are projected on their 64 main directions, half-whitened (divided by the fourth root of
+the variance: noise is not blown up, and no direction drowns the others), and L2-normalised.
+Kept in 4 bits they find as many inliers as 128 floats do (docs/verification.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.errors import InputError
+from cooc.vectors import unit_rows as unit
 
 __all__ = ["Projection", "quantise", "unit", "vectors"]
 
@@ -24,13 +25,6 @@ Bytes = NDArray[np.uint8]
 
 ZERO = 127.5  # between two codes, also between two of the 16 that 4 bits keep
 SPREAD = 37.5  # codes for one standard deviation of a unit vector's value
-
-
-def unit(rows: NDArray[np.floating[Any]]) -> Floats:
-    """Rows of length 1; rows of zeros stay as they are."""
-    rows = np.asarray(rows, np.float32)
-    length = np.sqrt(np.einsum("nd,nd->n", rows, rows))
-    return rows / np.maximum(length, np.finfo(np.float32).tiny)[:, None]
 
 
 def quantise(rows: NDArray[np.floating[Any]]) -> Bytes:

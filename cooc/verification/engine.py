@@ -22,14 +22,15 @@ class Detected(NamedTuple):
     angles: NDArray[np.float32]  # (N,)
     descriptors: NDArray[np.uint8]  # (N, D)
 
+    def take(self, which: NDArray[np.int64]) -> Detected:
+        return Detected(self.points[which], self.scales[which], self.angles[which], self.descriptors[which])
+
 
 @dataclass(frozen=True)
 class Engine:
     """One way to find local features, and what must be known to match them."""
 
-    detect: (
-        Callable[[Pixels, int, str], Detected] | None
-    )  # pixels, how many at most, device; None: not made from pixels
+    detect: Callable[[Pixels, int, str], Detected]  # pixels, how many at most, device
     source: str
     licence: str
     rotation: bool  # a turned picture gives the same features

@@ -6,14 +6,12 @@
     extract("sift", crop, size=(4000, 3000), box=box)    # pixels are what the box shows
     extract("xfeat", pixels, turns=4)                    # a query seen in four turns, for an engine that knows none
 
-| engine      | turned by any angle | mirrored | weights | best at |
-|---|---|---|---|---|
-| sift        | yes | no | none  | prints, covers, labels, buildings: anything rigid with texture |
-| xfeat       | to about 30 degrees; a query in any turn with `turns=4` | no | xfeat | places in other light and seasons |
-| activations | to about 20 degrees | no | none of its own | places, from the pass that makes the vector |
+| engine | turned by any angle                             | mirrored | weights | best at                           |
+|--------|---------------------------------------------|----------|---------|-----------------------------------|
+| sift   | yes                                             | no       | none    | prints, covers, labels, buildings |
+| xfeat  | to about 30 degrees; with `turns=4` any quarter | no       | xfeat   | places in other light and seasons |
 
-ALIKED with LightGlue is left out: 18 ms a pair on a GPU and, with expansion from what is verified, worse than XFeat
-(79.8 / 63.6 / 38.0 against 87.4 / 69.2 / 42.9 on ROxford in the pilot).
+docs/verification.md says which others were looked at and why they are not here.
 """
 
 from __future__ import annotations
@@ -70,18 +68,6 @@ ENGINES: dict[str, Engine] = {
         octaves=2,
         similarity=0.82,
     ),
-    "activations": Engine(
-        None,
-        source="maps of the descriptor's own network (activations.py)",
-        licence="that of the network's weights",
-        rotation=False,
-        mirror=False,
-        weights=None,
-        dim=128,
-        turn=60,
-        octaves=2,
-        similarity=0.8,
-    ),
 }
 
 
@@ -126,10 +112,6 @@ def extract(
     found = []
     for part in parts(name):
         engine = ENGINES[part]
-        if engine.detect is None:
-            raise InputError(
-                f"{part!r} takes its features from a network's maps, not from pixels: activation_features()."
-            )
         for turn in range(1 if engine.rotation else turns):
             turned = np.rot90(seen, turn)
             detected = best_of_all_parts(engine.detect(turned, CANDIDATES * limit, device), turned.shape, limit)
@@ -152,7 +134,7 @@ def best_of_all_parts(found: Detected, shape: tuple[int, ...], limit: int) -> De
     rank[order] = np.arange(len(order)) - first
     key = np.log1p(np.arange(len(order))) + np.log1p(rank * PARTS**2)
     chosen = np.argsort(key, kind="stable")[:limit]
-    return Detected(*(array[chosen] for array in found))
+    return found.take(chosen)
 
 
 def _fit(pixels: Pixels, longest: int, enlarged: float) -> Pixels:

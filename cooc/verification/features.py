@@ -123,7 +123,7 @@ def _read(data: bytes, start: int) -> tuple[LocalFeatures, int]:
     _, version, bits, letters, dim, count, width, height = HEADER.unpack_from(data, start)
     if version != VERSION:
         raise InputError(
-            f"Local features of format {version}, this version of cooc reads {VERSION}: update cooc, or make them again."
+            f"Local features of format {version}; this cooc reads {VERSION}: update cooc, or make them again."
         )
     row = (dim + 1) // 2 if bits == 4 else dim
     end = start + HEADER.size + letters + count * (6 + row)
@@ -138,7 +138,7 @@ def _read(data: bytes, start: int) -> tuple[LocalFeatures, int]:
     scale, angle = np.frombuffer(data, np.uint8, 2 * count, place + 4 * count).reshape(2, count)
     descriptors = np.frombuffer(data, np.uint8, count * row, place + 6 * count).reshape(count, row)
     features = LocalFeatures(
-        points=position.astype(np.float32) * (np.array([width, height], np.float32) / STEPS),
+        points=position.astype(np.float32) * (np.array([width, height], np.float32) / np.float32(STEPS)),
         scales=np.exp2(scale.astype(np.float32) / OCTAVE + SMALLEST),
         angles=angle.astype(np.float32) * np.float32(360 / 256),
         descriptors=_widen(descriptors, dim) if bits == 4 else descriptors,

@@ -7,8 +7,7 @@ would give, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from cooc.errors import InputError
 from cooc.verification.coding import vectors
 from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
@@ -94,7 +92,7 @@ def _certainty(
     if similarity is not None:
         good &= best > similarity
     if ratio is not None:
-        certain = -np.maximum(1 - best, SAME) / np.maximum(1 - second, SAME)
+        certain = np.asarray(-np.maximum(1 - best, SAME) / np.maximum(1 - second, SAME), np.float32)
         good &= certain > -(ratio**2)
     return certain, good
 
@@ -148,5 +146,5 @@ def _match_batch(
     good &= (count > 0)[:, None]
     order = certain.masked_fill(~good, -torch.inf).sort(dim=1, descending=True, stable=True).indices
     taken = good.sum(1).tolist()
-    order, partner = order.cpu().numpy(), partner.gather(1, order).cpu().numpy()
-    return [Matches(order[b, :n], partner[b, :n]) for b, n in enumerate(taken)]
+    here, there = order.cpu().numpy(), partner.gather(1, order).cpu().numpy()
+    return [Matches(here[b, :n], there[b, :n]) for b, n in enumerate(taken)]

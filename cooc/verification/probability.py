@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.errors import InputError
-from cooc.verification.geometry import Agreement
+from cooc.verification.agreement import Agreement
 
 __all__ = ["Calibration", "fit_calibration", "load_calibration", "reliability", "same_thing"]
 

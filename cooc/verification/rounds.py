@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.errors import InputError
-from cooc.verification.geometry import Agreement
+from cooc.verification.agreement import Agreement
 
 __all__ = ["LEAST", "SHORTLIST", "SURE", "TOP", "Ranking", "diffuse", "mutual_graph", "rounds", "seed"]
 
@@ -26,6 +26,10 @@ Scores = NDArray[np.float64]
 
 ALPHA = 0.99  # of what a picture has, how much comes from its neighbours
 GAMMA = 3.0  # an edge weighs cosine ** GAMMA
+SHORTLIST = 200  # pictures by cosine that the graph begins with,
+TOP = 100  # and those that a round verifies
+LEAST = 8.0  # strength from which a picture is verified: 4 SIFT inliers, which 1 wrong picture in 100 has
+SURE = 16.0  # and from which it stands before all others
 NEIGHBOURS = 10  # of a picture in the graph; more blur it (docs/verification.md)
 EXPANSION = 50  # nearest pictures of each verified one that join the graph
 SHORTLIST = 400  # nearest pictures of the query that take part
@@ -61,34 +65,35 @@ def rounds(
 ) -> Ranking:
     """Verify a shortlist `repeats` times, each time the best `top` of what the round before has found.
 
-    `ids` and `cosines` are the shortlist, best first. `vectors(ids)` gives unit vectors (N, D); `verify(ids)` one
-    agreement for each; `nearest(vectors, k)` the ids (N, k) of the pictures nearest to each vector, -1 for none. A
-    picture is verified from strength `least`, and sure from `sure`: those stand before all others. The graph joins each
-    picture to its `neighbours`; the `expansion` nearest pictures of each verified one join it.
+    `ids` and `cosines` are the shortlist, in the order in which it is to be verified. `vectors(ids)` gives unit vectors
+    (N, D); `verify(ids)` one agreement for each; `nearest(vectors, k)` the ids (N, k) of the pictures nearest to each
+    vector, -1 for none. A picture is verified from strength `least`, and sure from `sure`: those stand before all
+    others. The graph joins each picture to its `neighbours`; the `expansion` nearest pictures of each verified one join
+    it.
     """
-    ids, cosines = np.asarray(ids, np.int64), np.asarray(cosines, np.float64)
-    if len(ids) != len(cosines) or len(np.unique(ids)) != len(ids):
-        raise InputError(f"A shortlist needs each id once, with its cosine: {len(ids)} ids, {len(cosines)} cosines.")
+    ids, near = np.asarray(ids, np.int64), np.asarray(cosines, np.float64)
+    if len(ids) != len(near) or len(np.unique(ids)) != len(ids):
+        raise InputError(f"A shortlist needs each id once, with its cosine: {len(ids)} ids, {len(near)} cosines.")
     if repeats < 1 or top < 1:
         raise InputError(f"repeats is {repeats} and top is {top}: both must be at least 1.")
     known: dict[int, Agreement] = {}
-    scores = cosines
+    order = ids
     for _ in range(repeats):
-        order = ids[np.argsort(-scores, kind="stable")]
         asked = np.array([i for i in order[:top].tolist() if i not in known], np.int64)
         known |= dict(zip(asked.tolist(), verify(asked), strict=True)) if len(asked) else {}
         verified = np.array([i for i, agreement in known.items() if strength(agreement) >= least], np.int64)
         if nearest is not None and len(verified):
             found = np.unique(nearest(vectors(verified), expansion))
             new = np.setdiff1d(found[found >= 0], ids)  # not among the query's nearest: no seeds, cosine 0
-            ids, cosines = np.concatenate([ids, new]), np.concatenate([cosines, np.zeros(len(new))])
+            ids, near = np.concatenate([ids, new]), np.concatenate([near, np.zeros(len(new))])
         votes = np.array([strength(known[i]) if i in known else 0.0 for i in ids.tolist()])
         votes[votes < least] = 0
-        flow = diffuse(mutual_graph(vectors(ids), neighbours), seed(votes, cosines))
+        flow = diffuse(mutual_graph(vectors(ids), neighbours), seed(votes, near))
         scores = flow / max(flow.max(initial=0), np.finfo(float).tiny)
         scores = scores + np.where(votes >= sure, 1 + votes / (1 + votes.max(initial=0)), 0)
-    order = np.argsort(-scores, kind="stable")
-    return Ranking(ids[order], scores[order], known)
+        best = np.argsort(-scores, kind="stable")
+        order = ids[best]
+    return Ranking(order, scores[best], known)
 
 
 def seed(votes: Scores, cosines: Scores) -> Scores:

@@ -36,7 +36,7 @@ def support(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, nea
     good &= np.abs((angle[mine] - picture.angles[other] + 180) % 360 - 180) <= engine.turn
     mine, other = mine[good], other[good]
     alike = np.einsum("nd,nd->n", vectors(query.descriptors[mine]), vectors(picture.descriptors[other]))
-    return picture.points[np.unique(other[alike > engine.alike])]
+    return np.asarray(picture.points[np.unique(other[alike > engine.alike])])
 
 
 def near_pairs(here: Points, there: Points, near: float) -> tuple[Indices, Indices]:
@@ -65,10 +65,10 @@ def near_pairs(here: Points, there: Points, near: float) -> tuple[Indices, Indic
 
 
 def spread(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, points: Points) -> tuple[float, int]:
-    """How evenly `points` (of the picture) lie over what both pictures show (see above), and the cells that they fill."""
+    """How evenly `points` of the picture lie over what both pictures show (see above), and the cells that they fill."""
     mine = project(transform, query.points)
     mine = mine[_inside(mine, picture)]
-    other = picture.points[_inside(project(np.linalg.inv(transform), picture.points), query)]
+    other = picture.points[_inside(project(np.asarray(np.linalg.inv(transform), np.float64), picture.points), query)]
     if not len(points) or not len(mine) or not len(other):
         return 0.0, 0
     low, high = np.maximum(mine.min(0), other.min(0)), np.minimum(mine.max(0), other.max(0))

@@ -1,4 +1,4 @@
-"""XFeat (Potje et al., "XFeat: Accelerated Features for Lightweight Image Matching", CVPR 2024), written from the paper.
+"""XFeat (Potje et al., "XFeat: Accelerated Features for Lightweight Image Matching", CVPR 2024), from the paper.
 
 A small network over the grey picture makes three maps: descriptors and their reliability at an eighth of the picture's
 size, and, from each 8 x 8 block of pixels alone, where in the block a keypoint lies (64 places or none). Keypoints are
@@ -114,14 +114,14 @@ def detect_xfeat(pixels: Pixels, limit: int, device: str = "cpu") -> Detected:
     height, width = pixels.shape[:2]
     size = [max(STRIDE, side // STRIDE * STRIDE) for side in (height, width)]
     with torch.inference_mode():
-        grey = torch.from_numpy(np.ascontiguousarray(pixels)).to(device).float().mean(2)[None, None]
+        grey = torch.tensor(np.ascontiguousarray(pixels), device=device).float().mean(2)[None, None]
         grey = F.interpolate(grey, size, mode="bilinear", align_corners=False)
         descriptors, reliability, keypoints = xfeat_maps(_channels_last(grey), _network(device))
         points, _ = find_keypoints(keypoints, reliability, limit)
         rows = _sample(F.normalize(descriptors, dim=1), points, (size[0], size[1]), "bicubic")
-        rows = F.normalize(rows, dim=1).cpu().numpy()
+        descriptors = F.normalize(rows, dim=1)
         places = points.cpu().numpy()
     places = (places + 0.5) * np.array([width / size[1], height / size[0]], np.float32) - 0.5
     count = len(places)
     scales, angles = np.full(count, SCALE, np.float32), np.zeros(count, np.float32)
-    return Detected(places.astype(np.float32), scales, angles, quantise(rows))
+    return Detected(places.astype(np.float32), scales, angles, quantise(descriptors.cpu().numpy()))

@@ -326,7 +326,7 @@ function begin() {
 }
 
 let session; // one question, however many requests were refused
-onLogin(() => session ??= new Promise(() => { // the page begins anew with it
+onLogin(() => session ??= new Promise(() => { // the page begins again with it
   $("login").showModal();
   $("login").addEventListener("cancel", (event) => event.preventDefault());
   $("login-form").addEventListener("submit", async (event) => {

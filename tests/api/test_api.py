@@ -203,7 +203,7 @@ def test_lists_come_in_pages(client: httpx.Client) -> None:
 
 def test_folders_of_folders(tmp_path: Path) -> None:
     """One look for each folder: however many pictures it holds, and whatever is beside it."""
-    from cooc.api.routes import _folders
+    from cooc.api.routes.pictures import _folders
     from tests.tiny import open_index
 
     names = ["a/1.jpg", "a/b/1.jpg", "a/b/2.jpg", "a/b-c/1.jpg", "a/\U0010ffff\U0010ffff/1.jpg", "ab/1.jpg", "z.jpg"]

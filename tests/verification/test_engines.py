@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from cooc.errors import BoxError, InputError, UnknownNameError
 from cooc.verification import xfeat
-from cooc.verification.activations import activation_features, positions
-from cooc.verification.coding import Projection, vectors
+from cooc.verification.coding import vectors
 from cooc.verification.engine import Detected
 from cooc.verification.engines import ENGINES, best_of_all_parts, extract, parts
 from cooc.verification.features import LocalFeatures
@@ -18,9 +17,9 @@ from cooc.verification.geometry import agree
 from cooc.verification.matching import match
 from cooc.verification.sift import detect_sift, root_sift
 from cooc.verification.transforms import project
-from tests.verification.pictures import photo, turned, warp
+from tests.verification.pictures import PHOTOS, photo, turned, warp
 
-DETECTORS = [name for name, engine in ENGINES.items() if engine.detect]
+DETECTORS = list(ENGINES)
 
 
 def off_by(transform: np.ndarray, expected: np.ndarray, size: tuple[int, int]) -> float:
@@ -137,11 +136,6 @@ def test_wrong_input_is_refused(pixels: np.ndarray, options: dict, error: type[E
         extract("sift", pixels, **options)
 
 
-def test_activations_are_not_made_from_pixels() -> None:
-    with pytest.raises(InputError, match="activation_features"):
-        extract("activations", photo("cat"))
-
-
 # ---- pictures with nothing in them ---------------------------------------------------------------------------------
 
 
@@ -161,6 +155,18 @@ def test_noise_agrees_with_nothing(name: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)
     (features,), (other,) = extract(name, noise), extract(name, photo("astronaut"))
     assert agree(features, other, match(features, other)).inliers == 0
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_huge_picture_is_looked_at_in_a_smaller_copy(name: str) -> None:
+    pixels = photo("astronaut")
+    huge = cv2.resize(pixels, (6000, 6000), interpolation=cv2.INTER_CUBIC)
+    huge.setflags(write=False)  # as Pillow gives them
+    (a,), (b,) = extract(name, huge), extract(name, pixels)
+    agreement = agree(a, b, match(a, b))
+    assert a.size == (6000, 6000)
+    assert agreement.inliers > 100
+    assert off_by(agreement.transform, np.diag([512 / 6000, 512 / 6000, 1.0]), (6000, 6000)) < 1
 
 
 # ---- SIFT ----------------------------------------------------------------------------------------------------------
@@ -196,9 +202,12 @@ def test_sift_knows_rotation(degrees: float) -> None:
 
 @pytest.mark.parametrize("name", DETECTORS)
 def test_no_engine_takes_a_mirrored_picture_for_the_same(name: str) -> None:
-    pixels = photo("astronaut")  # not the cup of coffee, which is its own mirror image
-    (a,), (b,) = extract(name, pixels), extract(name, pixels[:, ::-1])
-    assert agree(a, b, match(a, b)).inliers == 0
+    """SIFT finds nothing. XFeat matches what is its own mirror image (a face, a rocket): little beside the picture."""
+    for picture in PHOTOS:
+        pixels = photo(picture)
+        (a,), (b,) = extract(name, pixels), extract(name, pixels[:, ::-1])
+        agreement = agree(a, b, match(a, b))
+        assert agreement.inliers <= (0 if name == "sift" else 0.1 * agree(a, a, match(a, a)).inliers)
     assert not ENGINES[name].mirror
 
 
@@ -290,49 +299,3 @@ def test_xfeat_finds_a_turned_query_in_four_steps() -> None:
     (height, width) = pixels.shape[:2]
     expected = np.array([[0, -1, width - 1], [1, 0, 0], [0, 0, 1.0]])  # undoes np.rot90
     assert off_by(best.transform, expected, (height, width)) < 1
-
-
-# ---- activations ---------------------------------------------------------------------------------------------------
-
-
-def bank(pixels: np.ndarray) -> torch.Tensor:
-    """Maps of a small bank of filters (waves of 4 wavelengths in 8 directions), at a stride of 8."""
-    y, x = torch.meshgrid(torch.arange(-12.0, 13), torch.arange(-12.0, 13), indexing="ij")
-    kernels = []
-    for wave in (6, 9, 13, 19):
-        for angle in np.arange(8) * np.pi / 8:
-            window = torch.exp(-(x**2 + y**2) / 50)
-            kernels.append(window * torch.cos(2 * np.pi / wave * (x * np.cos(angle) + y * np.sin(angle))))
-    stack = torch.stack(kernels)[:, None]
-    stack = stack - stack.mean((2, 3), keepdim=True)
-    grey = torch.from_numpy(pixels).float().mean(2)[None, None]
-    return F.conv2d(grey, stack, stride=8, padding=12)[0].relu()
-
-
-def test_activations_find_a_shifted_picture_at_two_scales() -> None:
-    pixels = photo("astronaut")
-    shifted = warp(pixels, turned(0, 1, (0, 0), (-40, -24)), (512, 512))
-    half = lambda image: cv2.resize(image, (256, 256), interpolation=cv2.INTER_AREA)  # noqa: E731
-    maps = [[(bank(image), 8.0), (bank(half(image)), 16.0)] for image in (pixels, shifted)]
-    samples = np.concatenate([positions(m)[2] for m in maps])
-    projection = Projection.fit(samples, 16)
-    a, b = (activation_features(m, projection, size=(512, 512), limit=800) for m in maps)
-    assert a.engine == "activations"
-    assert set(a.scales.tolist()) == {32.0, 64.0}
-    agreement = agree(a, b, match(a, b))
-    assert agreement.inliers > 50
-    assert off_by(agreement.transform, turned(0, 1, (0, 0), (-40, -24)), (512, 512)) < 8  # a step
-
-
-def test_activations_take_the_longest_vectors() -> None:
-    maps = np.zeros((4, 3, 5), np.float32)
-    maps[:, 1, 2] = (3, 0, 0, 0)
-    maps[:, 2, 4] = (0, 1, 1, 0)
-    projection = Projection(np.zeros(4, np.float32), np.eye(4, dtype=np.float32))
-    features = activation_features([(maps, 16.0)], projection, size=(80, 48), limit=9)
-    assert features.points.tolist() == [[39.5, 23.5], [71.5, 39.5]]  # where all is zero there is nothing
-    assert len(activation_features([(torch.from_numpy(maps), 16.0)], projection, size=(80, 48), limit=1)) == 1
-    with pytest.raises(InputError, match=r"\(C, H, W\)"):
-        activation_features([(maps[0], 16.0)], projection, size=(80, 48))
-    with pytest.raises(InputError, match="at least one"):
-        activation_features([], projection, size=(80, 48))

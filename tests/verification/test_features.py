@@ -84,7 +84,7 @@ def test_every_cut_is_found() -> None:
 def test_a_later_format_is_named() -> None:
     body = bytearray(some(1, 2).to_bytes(8)[:-4])
     body[3] = 9
-    with pytest.raises(InputError, match="format 9.*update cooc"):
+    with pytest.raises(InputError, match=r"format 9.*update cooc"):
         LocalFeatures.from_bytes(bytes(body) + struct.pack("<I", zlib.crc32(bytes(body))))
 
 

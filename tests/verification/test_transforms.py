@@ -20,7 +20,7 @@ def test_points_and_local_maps_are_those_of_the_definition(transform: np.ndarray
 
 def test_features_turn_and_grow_with_the_picture() -> None:
     features = some(20)
-    points, scales, angles = moved(turned(-40, 2.0, (0, 0)), features)  # OpenCV turns against the clock
+    _, scales, angles = moved(turned(-40, 2.0, (0, 0)), features)  # OpenCV turns against the clock
     np.testing.assert_allclose(scales, np.log2(features.scales) + 1, atol=1e-5)
     np.testing.assert_allclose((angles - features.angles - 40 + 180) % 360 - 180, 0, atol=1e-3)
 

@@ -70,7 +70,7 @@ TYPES = ["bytea", "bytea", "int8", "int8", "bytea", "int4", "int4", "text", "tex
 WHOLE = "(checksum IS NULL OR checksum = substr(sha256(vector_send(vector)), 1, 8))"
 
 
-class State(NamedTuple):
+class Counts(NamedTuple):
     images: int
     effort: int  # hnsw.ef_search for 100 results; 0: there is no graph
     indexed: int  # images that there were when the graph was built
@@ -90,10 +90,10 @@ def upgrade(connection: Connection) -> None:
         connection.execute(UPGRADE)
 
 
-def read_state(connection: Connection) -> State:
+def read_state(connection: Connection) -> Counts:
     row = connection.execute("SELECT images, effort, indexed, removed FROM state").fetchone()
     assert row is not None
-    return State(*row)
+    return Counts(*row)
 
 
 # rows

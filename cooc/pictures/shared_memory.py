@@ -1,4 +1,4 @@
-"""What a decoding process does. Every worker imports this module, so it imports nothing heavy.
+"""Memory that a decoding process and its parent both see. Every process imports this, so it imports nothing heavy.
 
 Beside the pixels it may make something else of a picture (`Beside`), such as its local features: what takes a
 processor's time is done here, and not where a GPU waits.
@@ -10,10 +10,7 @@ one thread that reads it busy, and a GPU waiting.
 from __future__ import annotations
 
 import mmap
-import multiprocessing
 import os
-import signal
-import threading
 from collections import deque
 from typing import Any, NamedTuple, Protocol
 
@@ -22,13 +19,12 @@ import numpy as np
 from cooc.errors import CoocError, InputError, MachineError
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture, load_image, load_twice
-from cooc.pictures.malloc import keep_memory
 
-__all__ = ["Beside", "Loaded", "Place", "Shared", "attach", "load", "start"]
+__all__ = ["Beside", "Loaded", "Place", "Shared", "attach", "load"]
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]  # (H, W, 3)
 
-_memory: mmap.mmap | None = None  # in a worker: that of its parent
+_memory: mmap.mmap | None = None  # in a decoding process: that of its parent
 
 
 class Beside(Protocol):
@@ -76,21 +72,14 @@ class Shared:
         self.free.extend(Place(i * size, size) for i in range(count))
 
     def view(self, place: Place, shape: tuple[int, ...]) -> Pixels:
-        """What a worker has put there. It stays until the place is free again."""
+        """What a decoding process has put there. It stays until the place is free again."""
         return _view(self._bytes, place, shape)
 
     def close(self) -> None:
-        """No further worker can join in."""
+        """No further process can join in."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-
-def start() -> None:
-    """Ctrl-C is for the parent, which stops feeding its workers. One that is killed cannot, so they watch over it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keep_memory(1 << 25, 1 << 28)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def attach(address: str) -> None:
@@ -135,10 +124,3 @@ def _made(beside: Beside, pixels: Pixels, size: tuple[int, int]) -> Any:
 
 def _view(memory: mmap.mmap, place: Place, shape: tuple[int, ...]) -> Pixels:
     return np.frombuffer(memory, np.uint8, int(np.prod(shape)), place.offset).reshape(shape)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
