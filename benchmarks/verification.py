@@ -94,10 +94,9 @@ def _features(folder: Path, name: str, engine: str, cache: Path, limit: int) -> 
 
 
 def fit(kinds: Sequence[Sequence[Row]]) -> Calibration:
-    """On the pairs of each kind that agree in something; each kind has the same weight."""
-    parts = [[row for row in rows if row.inliers] for rows in kinds]
-    rows = [row for part in parts for row in part]
-    weights = [1 / len(part) for part in parts for _ in part]
+    """On the pairs that agree in something; a kind weighs the same whatever its number of queries."""
+    rows = [row for part in kinds for row in part if row.inliers]
+    weights = [1 / len(_by_query(part)) for part in kinds for row in part if row.inliers]
     return fit_calibration([r.inliers for r in rows], [r.spread for r in rows], [r.same for r in rows], weights)
 
 
@@ -108,6 +107,8 @@ def probability(calibration: Calibration, row: Row) -> float:
 def judge(rows: Sequence[Row], calibration: Calibration) -> dict[str, Any]:
     """How true the probabilities of one kind are, over the pairs that agree in something."""
     some = [row for row in rows if row.inliers]
+    if not some:
+        return {"pairs": len(rows), "pairs with inliers": 0}
     said = np.array([probability(calibration, row) for row in some])
     same = np.array([row.same for row in some])
     table = reliability(said, same)

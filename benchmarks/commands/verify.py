@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,9 +13,11 @@ import typer
 from numpy.typing import NDArray
 
 from benchmarks.commands.index import ResultsOption, _write
+from benchmarks.verification import Row, alarms, fit, flat_recall, judge, measured, probability
 from cooc.cli import out
 from cooc.errors import InputError
 from cooc.files import write_whole
+from cooc.provenance import provenance
 
 PARAMETERS = Path(__file__).parents[2] / "cooc/data/verification.json"
 CURVES = Path(__file__).parents[2] / "cooc/data/calibration.json"
@@ -26,8 +29,7 @@ SPACE = "vgg16-caffe-chco-sct-act-landmarks-512"  # paper-linear, whose vectors 
 
 
 def verify_probability(
-    fit: Annotated[str, typer.Option(help="Labelled folders to fit on, by commas.")],
-    test: Annotated[str, typer.Option(help="Labelled folders that are held out, by commas.")],
+    kinds: Annotated[str, typer.Option(help="Labelled folders, by commas.")],
     data: Annotated[Path, typer.Option(help="Folder below which they lie.")] = Path("data"),
     engines: Annotated[str, typer.Option(help="By commas.")] = "sift,xfeat",
     vectors: VectorsOption = None,
@@ -36,37 +38,38 @@ def verify_probability(
     output: Annotated[Path, typer.Option(help="The parameters.")] = PARAMETERS,
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Fit the probability that two pictures which agree show the same thing; judge it on other kinds of pictures."""
-    from benchmarks.verification import alarms, judge, measured, probability
-    from benchmarks.verification import fit as fit_kinds
-    from cooc.provenance import provenance
+    """Fit the probability that two pictures which agree show the same thing; judge it on kinds that were held out.
 
+    Each kind is judged by a fit on all the others; what ships is fitted on all.
+    """
     known = _vectors(vectors)
     curve = json.loads(CURVES.read_text(encoding="utf-8"))[SPACE]
-    report: dict[str, object] = {"fitted on": fit.split(","), "held out": test.split(","), "engines": {}}
-    parameters = {}
+    parameters, report = {}, {}
     for engine in engines.split(","):
-        kinds = {}
-        for kind in [*fit.split(","), *test.split(",")]:
-            kinds[kind] = measured(data / kind, engine, cache, top=top, vectors=known.get(kind))
-        calibration = fit_kinds([kinds[kind] for kind in fit.split(",")])
-        parameters[engine] = {name: round(value, 4) for name, value in calibration.as_dict().items()}
+        pairs = {
+            kind: measured(data / kind, engine, cache, top=top, vectors=known.get(kind)) for kind in kinds.split(",")
+        }
+        parameters[engine] = {name: round(value, 4) for name, value in fit(list(pairs.values())).as_dict().items()}
         rows = {}
-        for kind, pairs in kinds.items():
-            rows[kind] = judge(pairs, calibration) | {
-                "search": alarms(pairs, partial(probability, calibration), lambda r: r.inliers)
-            }
-            if all(pair.cosine is not None for pair in pairs):
-                rows[kind]["search by cosine"] = alarms(
-                    pairs,
-                    lambda r: float(1 / (1 + np.exp(-(curve["slope"] * (r.cosine or 0.0) + curve["offset"])))),
-                    lambda r: r.cosine or 0.0,
-                )
-            out.print(engine, kind, rows[kind]["search"], rows[kind].get("search by cosine"), markup=False)
-        report["engines"][engine] = {"parameters": parameters[engine], "kinds": rows}  # type: ignore[index]
-    about = {"fitted_on": fit.split(","), "command": "python -m benchmarks verify-probability"}
+        for kind, own in pairs.items():
+            others = fit([rows for other, rows in pairs.items() if other != kind])
+            row = {"fitted on the others": others.as_dict()} | judge(own, others)
+            row["search"] = alarms(own, partial(probability, others), lambda r: r.inliers)
+            if kind in known:
+                cosines = {(r.query, r.picture): known[kind][r.query] @ known[kind][r.picture] for r in own}
+                by_curve = {k: 1 / (1 + math.exp(-curve["slope"] * c - curve["offset"])) for k, c in cosines.items()}
+                said = partial(_said, by_curve)
+                row["search by cosine"] = alarms(own, said, said)
+            rows[kind] = row
+            out.print(engine, kind, row["search"], row.get("search by cosine", ""), markup=False)
+        report[engine] = {"parameters": parameters[engine], "kinds": rows}
+    about = {"fitted_on": kinds.split(","), "by": "python -m benchmarks verify-probability"}
     write_whole(output, json.dumps({"engines": parameters} | about, indent=1) + "\n")
-    _write(report | provenance("cpu"), results / "verification-probability.json")
+    _write({"engines": report} | provenance("cpu"), results / "verification-probability.json")
+
+
+def _said(curve: dict[tuple[str, str], float], row: Row) -> float:
+    return curve[row.query, row.picture]
 
 
 def verify_flat(
@@ -81,9 +84,6 @@ def verify_flat(
 
     The pictures of all other kinds below `--vectors` are distractors of the shortlist.
     """
-    from benchmarks.verification import flat_recall, measured
-    from cooc.provenance import provenance
-
     known = _vectors(vectors)
     rows = {}
     for kind in kinds.split(","):

@@ -28,7 +28,9 @@ ALPHA = 0.99  # of what a picture has, how much comes from its neighbours
 GAMMA = 3.0  # an edge weighs cosine ** GAMMA
 SHORTLIST = 200  # pictures by cosine that the graph begins with,
 TOP = 100  # and those that a round verifies
-LEAST = 8.0  # strength from which a picture is verified: 4 SIFT inliers, which 1 wrong picture in 100 has
+LEAST = (
+    8.0  # strength from which a picture is verified: 4 inliers of SIFT, 27 of XFeat; 1 wrong one in 1000 has so many
+)
 SURE = 16.0  # and from which it stands before all others
 NEIGHBOURS = 10  # of a picture in the graph; more blur it (docs/verification.md)
 EXPANSION = 50  # nearest pictures of each verified one that join the graph
