@@ -52,9 +52,11 @@ from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.boxes import Box, check_box
 from cooc.pictures.decode import Picture, is_picture, load_view
 from cooc.recipes import DescriptorConfig, find_recipe
+from cooc.verification.agreement import Agreement
 from cooc.verification.engines import LONGEST, QUERY, extract
 from cooc.verification.extraction import Extraction
 from cooc.verification.features import unpack
+from cooc.verification.verifier import verify as verify_features
 from cooc.verified_search import Features, find_verified
 
 if TYPE_CHECKING:
@@ -434,7 +436,6 @@ class ImageSearch:
         `verify` checks the best results by geometry: what agrees with the query leads, the rest is merely similar. By
         default it is done where the index keeps local features.
 
-
         `expand` (average, alpha) searches again with the query and its best results joined; `augment` compares with
         each result's own neighbours too; `rerank` (k-reciprocal, diffusion, superglobal) orders the best results anew.
         `offset` leaves out as many of the first results, `without` the picture of that id.
@@ -505,9 +506,30 @@ class ImageSearch:
                 device=None if device.type == "cpu" else str(device),
                 started=started,
             )
+        elif asked:  # pictures without any texture: nothing can be verified, and so nothing is claimed
+            found = find_matches(self.store, query, options, without=without, started=started)
+            found = replace(found, no_match=True, checked=True)
         else:
             found = find_matches(self.store, query, options, curve=self.calibration, without=without, started=started)
         return self._with_away(found)
+
+    def agreement(
+        self, id: str, *, image: Image | None = None, box: Box | None = None, query_id: str | None = None
+    ) -> Agreement | None:
+        """In what a picture of the index agrees with an image, or with another picture of the index.
+
+        None where there are no local features to tell; inliers 0 where nothing agrees.
+        """
+        (code,) = self.store.features([id]) if self.meta.features else [None]
+        asked: list[Features] = []
+        if code is not None and query_id is not None and box is None:
+            asked = [unpack(own) for own in self.store.features([query_id]) if own is not None]
+        elif code is not None:
+            part = None if box is None else check_box(box)
+            asked = self._local([image if query_id is None else self.file(query_id)], [part])
+        if not asked or code is None:
+            return None
+        return verify_features(asked[0], [unpack(code)])[0]
 
     def _verifies(self, wanted: bool | None) -> bool:
         if wanted and not self.meta.features:

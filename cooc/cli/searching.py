@@ -47,6 +47,10 @@ def search(
         bool, typer.Option("--database-augmentation", help="Compare with each result's own neighbours too.")
     ] = False,
     rerank: Annotated[str, typer.Option(help="none, k-reciprocal, diffusion or superglobal.")] = "none",
+    verify: Annotated[
+        bool | None,
+        typer.Option("--verify/--no-verify", help="Check results by geometry. [default: if the index has features]"),
+    ] = None,
     min_score: Annotated[float | None, typer.Option(help="Leave out results below this score.")] = None,
     folder: FolderOption = "",
     taken_from: FromOption = "",
@@ -61,9 +65,10 @@ def search(
     sheet: Annotated[Path | None, typer.Option(metavar="FILE.jpg", help="Write a contact sheet.")] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show the results in a browser.")] = False,
 ) -> None:
-    """Find the pictures that are similar to a picture, or to a part of it; most similar first.
+    """Find the pictures that show the same thing as a picture, or as a part of it.
 
-    The similarity is at most 1, of the same picture. It is no proof that two pictures show the same thing.
+    First come those that are verified: so many points of both pictures agree on one geometry. Below are pictures that
+    are merely similar, most similar first; that is no proof that they show the same thing.
     """
     from cooc.cli import showing
     from cooc.image_search import ImageSearch
@@ -79,11 +84,12 @@ def search(
         "augment": database_augmentation,
         "where": _filter(folder, taken_from, taken_to, tag),
         "min_score": min_score,
+        "verify": verify,
     }
     part = parse_box(box) if box else None
     keep = bool(html or sheet or open_)
     answers: list[Answer] = []
-    bad = 0
+    bad, checked = 0, False
     with ImageSearch.open(find_index(index), device=device) as found:
         for title, sources in _queries(images, part):
             try:
@@ -94,12 +100,13 @@ def search(
                 bad += 1
                 err.print(f"left out: {error}", style="yellow", markup=False)
                 continue
+            checked = checked or answer.results.checked
             answers += [answer] if keep else []
             if as_json:
                 typer.echo(json.dumps(_as_json(answer, found)))
             else:
                 _print(answer, found, bool(thumbnails) if thumbnails is not None else out.color_system == "truecolor")
-        if found.calibration is None and not as_json:
+        if found.calibration is None and not as_json and not checked:
             err.print(showing.UNCALIBRATED, style="dim")
         if keep and answers:
             if sheet is not None:
@@ -204,8 +211,8 @@ def _print(answer: Answer, found: ImageSearch, thumbnails: bool) -> None:
         out.print(table, soft_wrap=False, crop=False)
     else:
         out.print("Nothing found: the index is empty, or nothing in it passes these filters.")
-    if answer.results.no_match and matches:
-        out.print(showing.NO_MATCH, style="yellow")
+    if told := showing.note(answer.results):
+        out.print(told, style="yellow")
 
 
 def _as_json(answer: Answer, found: ImageSearch) -> dict[str, Any]:
@@ -213,6 +220,7 @@ def _as_json(answer: Answer, found: ImageSearch) -> dict[str, Any]:
         "query": answer.title,
         "box": answer.box,
         "no_match": answer.results.no_match,
+        "checked": answer.results.checked,
         "calibrated": found.calibration is not None,
         "seconds": round(answer.results.seconds, 4),
         "matches": [_match(match, found) for match in answer.results.matches],
@@ -228,6 +236,7 @@ def _match(match: Match, found: ImageSearch) -> dict[str, Any]:
         "score": match.score,
         "probability": match.probability,
         "verified": match.verified,
+        "agreement": match.agreement and match.agreement.as_dict() | {"query_picture": match.query},
         "width": r.width,
         "height": r.height,
         "taken": r.taken,

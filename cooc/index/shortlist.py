@@ -60,6 +60,7 @@ class Results:
     no_match: bool  # nothing is verified; without verification: even the best result is more likely another thing
     query_vector: NDArray[np.float32]  # (D,)
     seconds: float
+    checked: bool = False  # by geometry? Then what is not verified is merely similar
 
 
 @dataclass(frozen=True)
