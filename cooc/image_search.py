@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from cooc import __version__
 from cooc.activations import resolve_device
 from cooc.descriptor import Descriptor
-from cooc.errors import InputError, StoreMissingError
+from cooc.errors import ImageError, InputError, StoreMissingError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
 from cooc.index.away import away_folders, forget_marks, which_are_away
 from cooc.index.calibration import Calibration
@@ -57,6 +57,7 @@ from cooc.verification.engines import LONGEST, QUERY, extract
 from cooc.verification.extraction import Extraction
 from cooc.verification.features import unpack
 from cooc.verification.verifier import verify as verify_features
+from cooc.verified_duplicates import find_copies
 from cooc.verified_search import Features, find_verified
 
 if TYPE_CHECKING:
@@ -568,9 +569,34 @@ class ImageSearch:
             raise InputError(f"There is no picture {id} in the index {self.index_name}: search again.")
         return self.collection.picture(record.entry)
 
-    def duplicates(self, threshold: float = NEAR_DUPLICATE, *, where: Filter | None = None) -> Iterator[list[Record]]:
-        """Groups of pictures that are joined by similarities of at least `threshold`."""
-        return find_duplicates(self.store, threshold, where)
+    def duplicates(
+        self, threshold: float | None = None, *, where: Filter | None = None, verify: bool | None = None
+    ) -> Iterator[list[Record]]:
+        """Groups of copies: re-saved, smaller, cropped, turned or mirrored.
+
+        Where the index keeps local features, geometry decides, and `threshold` is only the least similarity of two
+        (by default a low one). Without, or with `verify=False`, pictures are joined by a similarity of at least
+        `threshold`, 0.8 by default: then smaller copies and crops are missed, and very similar views are joined.
+        """
+        if not self._verifies(verify):
+            return find_duplicates(self.store, NEAR_DUPLICATE if threshold is None else threshold, where)
+        device = resolve_device(self._device)
+        return find_copies(
+            self.store,
+            threshold,
+            where,
+            mirrored=self._mirrored,
+            device=None if device.type == "cpu" else str(device),
+        )
+
+    def _mirrored(self, id: str) -> Features:
+        """Local features of a picture's mirror image; none if its file cannot be read now."""
+        try:
+            pixels, size, _ = load_view(self.file(id), LONGEST)
+        except (ImageError, InputError):
+            return ()
+        flipped = np.ascontiguousarray(pixels[:, ::-1])
+        return extract(self.meta.features, flipped, size=size, device=str(resolve_device(self._device)))
 
     def status(self) -> Status:
         with_features, feature_bytes = self.store.count_features()

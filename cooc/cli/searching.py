@@ -129,20 +129,28 @@ def search(
 def duplicates(
     index: IndexOption = "",
     threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Similarity from which two are near-duplicates. [default: 0.8]")
+        float | None,
+        typer.Option(min=0, max=1, help="Least similarity of two. [default: 0.8; 0.15 where geometry decides]"),
+    ] = None,
+    verify: Annotated[
+        bool | None,
+        typer.Option("--verify/--no-verify", help="Let geometry decide. [default: if the index has features]"),
     ] = None,
     folder: FolderOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List groups of near-duplicates: copies, other formats and qualities, slight edits."""
+    """List groups of copies: other formats and qualities, smaller ones, crops, slight edits.
+
+    Where the index has local features they decide, so that other views of one thing are no copies, and copies turned
+    by 90 degrees are found where the vectors name them. Without features, similarity alone decides: small crops and
+    other qualities are found, smaller and turned copies often missed.
+    """
     from cooc.cli.showing import shown
     from cooc.image_search import ImageSearch
-    from cooc.index.shortlist import NEAR_DUPLICATE
 
-    threshold = NEAR_DUPLICATE if threshold is None else threshold
     groups = pictures = 0
     with ImageSearch.open(find_index(index)) as found:
-        for group in found.duplicates(threshold, where=_filter(folder, "", "", None)):
+        for group in found.duplicates(threshold, where=_filter(folder, "", "", None), verify=verify):
             groups, pictures = groups + 1, pictures + len(group)
             if as_json:
                 typer.echo(json.dumps([{"id": r.id, "path": r.path, "sha256": r.sha256} for r in group]))
