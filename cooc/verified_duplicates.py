@@ -30,10 +30,7 @@ from cooc.verification.verifier import verify
 
 __all__ = ["find_copies", "is_copy"]
 
-NEAREST, LEAST = (
-    10,
-    0.15,
-)  # candidates of a picture: half-size copies have a cosine of 0.38 or more, turned ones 0 to 0.55
+NEAREST, LEAST = 10, 0.15  # candidates; cosines of copies: half-size 0.38 or more, turned 0 to 0.55
 INLIERS = 15
 STRETCH = 1.03
 ERROR = 1.5 / 1024  # of the longer side
@@ -56,10 +53,9 @@ def find_copies(
     those that are very similar and yet agree in nothing.
     """
     groups = Groups()
-    alike = max(threshold or 0.0, NEAR_DUPLICATE)
-    for name, found in neighbours(
-        store, alike, where, nearest=NEAREST, least=LEAST if threshold is None else threshold
-    ):
+    least = LEAST if threshold is None else threshold
+    alike = max(least, NEAR_DUPLICATE)
+    for name, found in neighbours(store, alike, where, nearest=NEAREST, least=least):
         others = [(other, score) for other, score in found if not groups.joined(name, other)]
         if not others:
             continue
@@ -68,9 +64,7 @@ def find_copies(
         agreements = verify(own, pictures, device=device) if any(clear) else [None] * len(others)
         left = []
         for (other, score), told, agreement, picture in zip(others, clear, agreements, pictures, strict=True):
-            if agreement is not None and is_copy(agreement):
-                groups.join(name, other)
-            elif score >= alike and not told:
+            if (agreement is not None and is_copy(agreement)) or (score >= alike and not told):
                 groups.join(name, other)
             elif score >= alike:
                 left.append((other, picture))
