@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from cooc import __version__
 from cooc.activations import resolve_device
 from cooc.descriptor import Descriptor
-from cooc.errors import InputError, StoreMissingError
+from cooc.errors import ImageError, InputError, StoreMissingError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
 from cooc.index.away import away_folders, forget_marks, which_are_away
 from cooc.index.calibration import Calibration
@@ -52,9 +52,12 @@ from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.boxes import Box, check_box
 from cooc.pictures.decode import Picture, is_picture, load_view
 from cooc.recipes import DescriptorConfig, find_recipe
+from cooc.verification.agreement import Agreement
 from cooc.verification.engines import LONGEST, QUERY, extract
 from cooc.verification.extraction import Extraction
 from cooc.verification.features import unpack
+from cooc.verification.verifier import verify as verify_features
+from cooc.verified_duplicates import find_copies
 from cooc.verified_search import Features, find_verified
 
 if TYPE_CHECKING:
@@ -434,7 +437,6 @@ class ImageSearch:
         `verify` checks the best results by geometry: what agrees with the query leads, the rest is merely similar. By
         default it is done where the index keeps local features.
 
-
         `expand` (average, alpha) searches again with the query and its best results joined; `augment` compares with
         each result's own neighbours too; `rerank` (k-reciprocal, diffusion, superglobal) re-ranks the best results.
         `offset` leaves out as many of the first results, `without` the picture of that id.
@@ -505,9 +507,30 @@ class ImageSearch:
                 device=None if device.type == "cpu" else str(device),
                 started=started,
             )
+        elif asked:  # pictures without any texture: nothing can be verified, and so nothing is claimed
+            found = find_matches(self.store, query, options, without=without, started=started)
+            found = replace(found, no_match=True, checked=True)
         else:
             found = find_matches(self.store, query, options, curve=self.calibration, without=without, started=started)
         return self._with_away(found)
+
+    def agreement(
+        self, id: str, *, image: Image | None = None, box: Box | None = None, query_id: str | None = None
+    ) -> Agreement | None:
+        """In what a picture of the index agrees with an image, or with another picture of the index.
+
+        None where there are no local features to tell; inliers 0 where nothing agrees.
+        """
+        (code,) = self.store.features([id]) if self.meta.features else [None]
+        asked: list[Features] = []
+        if code is not None and query_id is not None and box is None:
+            asked = [unpack(own) for own in self.store.features([query_id]) if own is not None]
+        elif code is not None:
+            part = None if box is None else check_box(box)
+            asked = self._local([image if query_id is None else self.file(query_id)], [part])
+        if not asked or code is None:
+            return None
+        return verify_features(asked[0], [unpack(code)])[0]
 
     def _verifies(self, wanted: bool | None) -> bool:
         if wanted and not self.meta.features:
@@ -546,9 +569,34 @@ class ImageSearch:
             raise InputError(f"There is no picture {id} in the index {self.index_name}: search again.")
         return self.collection.picture(record.entry)
 
-    def duplicates(self, threshold: float = NEAR_DUPLICATE, *, where: Filter | None = None) -> Iterator[list[Record]]:
-        """Groups of pictures that are joined by similarities of at least `threshold`."""
-        return find_duplicates(self.store, threshold, where)
+    def duplicates(
+        self, threshold: float | None = None, *, where: Filter | None = None, verify: bool | None = None
+    ) -> Iterator[list[Record]]:
+        """Groups of copies: re-saved, smaller, cropped, turned or mirrored.
+
+        Where the index keeps local features, geometry decides, and `threshold` is only the least similarity of two
+        (by default a low one). Without, or with `verify=False`, pictures are joined by a similarity of at least
+        `threshold`, 0.8 by default: then smaller copies and crops are missed, and very similar views are joined.
+        """
+        if not self._verifies(verify):
+            return find_duplicates(self.store, NEAR_DUPLICATE if threshold is None else threshold, where)
+        device = resolve_device(self._device)
+        return find_copies(
+            self.store,
+            threshold,
+            where,
+            mirrored=self._mirrored,
+            device=None if device.type == "cpu" else str(device),
+        )
+
+    def _mirrored(self, id: str) -> Features:
+        """Local features of a picture's mirror image; none if its file cannot be read now."""
+        try:
+            pixels, size, _ = load_view(self.file(id), LONGEST)
+        except (ImageError, InputError):
+            return ()
+        flipped = np.ascontiguousarray(pixels[:, ::-1])
+        return extract(self.meta.features, flipped, size=size, device=str(resolve_device(self._device)))
 
     def status(self) -> Status:
         with_features, feature_bytes = self.store.count_features()

@@ -20,16 +20,14 @@ from cooc.index.shortlist import Match, Options, Results, find_matches, still_th
 from cooc.index.store import Store, Vectors
 from cooc.verification.agreement import Agreement
 from cooc.verification.features import LocalFeatures, unpack
-from cooc.verification.probability import same_thing
+from cooc.verification.probability import PROVEN, same_thing
 from cooc.verification.rounds import SHORTLIST, TOP, rounds
 from cooc.verification.verifier import verify
 
-__all__ = ["PROVEN", "Features", "find_verified", "verify_pictures"]
+__all__ = ["Features", "find_verified", "verify_pictures"]
 
 Features = tuple[LocalFeatures, ...]  # of one picture, by one engine or more
 Numbers = NDArray[np.int64]
-
-PROVEN = 0.5  # probability from which a match is said to show the same thing
 
 
 def find_verified(
@@ -67,7 +65,7 @@ def find_verified(
         return np.array([[known[name] for name in row] + [-1] * (k - len(row)) for row in rows])
 
     if not len(first):
-        return replace(shortlist, matches=[], no_match=True, seconds=time.monotonic() - started)
+        return replace(shortlist, matches=[], no_match=True, seconds=time.monotonic() - started, checked=True)
     ranking = rounds(
         first[:SHORTLIST],
         seen.cosines(first[:SHORTLIST]),
@@ -91,7 +89,7 @@ def find_verified(
             matches.append(Match(record.id, record.path, score, shown[1], record, False, proven, shown[0], which))
     matches.sort(key=lambda match: -(match.probability or 0.0))  # stable: what is not proven stays in its order
     proof = any(match.verified for match in matches)
-    return Results(matches[options.offset : wanted], not proof, query, time.monotonic() - started)
+    return Results(matches[options.offset : wanted], not proof, query, time.monotonic() - started, checked=True)
 
 
 def verify_pictures(

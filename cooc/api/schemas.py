@@ -13,6 +13,8 @@ from cooc.index.shortlist import Match, Results
 from cooc.index.store import Filter, Record
 from cooc.index.sync import Report
 from cooc.pictures.boxes import Box
+from cooc.verification.agreement import Agreement
+from cooc.verification.probability import same_thing
 
 __all__ = [
     "DEEPEST",
@@ -32,6 +34,7 @@ PREFIX = "/api/v1"
 Expansion = Literal["none", "average", "alpha"]
 Reranking = Literal["none", "k-reciprocal", "diffusion", "superglobal"]
 DEEPEST = 10_000  # results that can be scrolled to
+POINTS = 200  # that an explanation shows
 
 _ID = r"^[0-9a-f]{32}$"
 _BOX = r"^(-?\d{1,6}(\.\d{1,6})?)(,-?\d{1,6}(\.\d{1,6})?){3}$"
@@ -76,6 +79,10 @@ class SearchOptions(Where):
     rerank: Reranking = Field(default="none", description="Re-rank the best 400 results.")
     augment: bool = Field(default=False, description="Compare with the neighbours of each result, too.")
     min_score: float | None = Field(default=None, ge=-1, le=1, description="Leave out what is less similar.")
+    verify: bool | None = Field(
+        default=None,
+        description="Check the best results by geometry. By default that is done where the index has local features.",
+    )
 
 
 class Out(BaseModel):
@@ -100,22 +107,56 @@ def _picture(record: Record) -> dict[str, Any]:
     return {"id": record.id, "path": shown(record.path), "taken": record.taken, "tags": sorted(record.tags), **size}
 
 
+class RegionOut(Out):
+    region: list[tuple[float, float]] = Field(description="Corners of the region that agrees, in full-size pixels.")
+    box: tuple[float, float, float, float] | None = Field(description="The box around it; null where nothing agrees.")
+    size: tuple[int, int] = Field(description="Width and height of the picture.")
+
+
+class AgreementOut(Out):
+    engine: str = Field(description="What the local features are: sift or xfeat.")
+    inliers: int = Field(description="Points of both pictures that agree on one geometry.")
+    transform: list[list[float]] = Field(description="3 x 3, from pixels of the query to pixels of the picture.")
+    query: RegionOut
+    picture: RegionOut
+
+    @classmethod
+    def of(cls, agreement: Agreement) -> AgreementOut:
+        return cls(**agreement.as_dict())
+
+
 class MatchOut(Picture):
     score: float = Field(description="Similarity, the inner product with the query: 1 is the same picture.")
-    verified: bool = Field(description="False: merely similar, nothing but the vectors was compared.")
+    verified: bool = Field(description="False: merely similar, no geometry shows that it is the same thing.")
     probability: float | None = Field(
-        description="Of an unverified result: how often one with such a score was right among the pictures that the "
-        "index's calibration was fitted on, which need not be like these. null without a calibration."
+        description="Of a verified result: that it shows the same thing. Of another, where nothing was checked by "
+        "geometry: how often one with such a score was right among the pictures that the index's calibration was "
+        "fitted on, which need not be like these. Else null."
     )
+    agreement: AgreementOut | None = Field(description="In what it agrees with the query, if it is verified.")
+    query_picture: int = Field(description="With which of the query's pictures, from 0.")
 
     @classmethod
     def found(cls, match: Match) -> MatchOut:
-        return cls(**_picture(match.record), score=match.score, verified=match.verified, probability=match.probability)
+        return cls(
+            **_picture(match.record),
+            score=match.score,
+            verified=match.verified,
+            probability=match.probability,
+            agreement=AgreementOut.of(match.agreement) if match.agreement is not None else None,
+            query_picture=match.query,
+        )
 
 
 class ResultsOut(Out):
-    matches: list[MatchOut] = Field(description="Most similar first, or as re-ranking orders them.")
-    no_match: bool = Field(description="By its probability, even the best result is more likely another thing.")
+    matches: list[MatchOut] = Field(
+        description="What is verified, the most certain first; then the most similar first, or as re-ranking orders."
+    )
+    no_match: bool = Field(
+        description="Nothing is verified; where nothing was checked: by its probability, even the best result is more "
+        "likely another thing."
+    )
+    checked: bool = Field(description="Were the best results checked by geometry?")
     next_offset: int | None = Field(description="Where the next results begin; null if these were the last.")
     seconds: float
 
@@ -127,6 +168,7 @@ class ResultsOut(Out):
         return cls(
             matches=matches,
             no_match=results.no_match,
+            checked=results.checked,
             next_offset=following if more else None,
             seconds=results.seconds,
         )
@@ -167,10 +209,23 @@ class ExplanationOut(Out):
     exact: bool = Field(description="False: shares by the derivative, since the pooling is no sum over positions.")
     query: SharesOut
     match: SharesOut
+    agreement: AgreementOut | None = Field(description="What geometry says; null without local features of both.")
+    probability: float | None = Field(description="By geometry, that both show the same thing.")
+    points: list[tuple[float, float, float, float]] = Field(
+        description=f"At most {POINTS} of the points that agree: x, y in the query and x, y in the picture."
+    )
 
     @classmethod
-    def of(cls, why: Explanation) -> ExplanationOut:
-        return cls(score=why.score, exact=why.exact, query=SharesOut.of(why.query), match=SharesOut.of(why.match))
+    def of(cls, why: Explanation, agreement: Agreement | None) -> ExplanationOut:
+        return cls(
+            score=why.score,
+            exact=why.exact,
+            query=SharesOut.of(why.query),
+            match=SharesOut.of(why.match),
+            agreement=AgreementOut.of(agreement) if agreement is not None else None,
+            probability=same_thing(agreement) if agreement is not None else None,
+            points=agreement.pairs(POINTS) if agreement is not None else [],
+        )
 
 
 class StatusOut(Out):
@@ -179,7 +234,11 @@ class StatusOut(Out):
     bad: int = Field(description="Files that could not be read.")
     recipe: str
     dim: int
-    calibrated: bool = Field(description="Do results have a probability, and can `no_match` be told?")
+    calibrated: bool = Field(
+        description="Have results that were not checked by geometry a probability, and can `no_match` be told of them?"
+    )
+    features: str = Field(description="Local features that results are verified by: sift, sift+xfeat; empty for none.")
+    with_features: int = Field(description="Pictures that have them.")
     folders: list[str] = Field(description="Folders that may be indexed by request.")
     version: str
 

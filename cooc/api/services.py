@@ -24,6 +24,7 @@ from cooc.image_search import ImageSearch
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import MAX_PIXELS, Decoded, Picture, decode_ahead
 from cooc.pictures.decoders import Decoders, Limits
+from cooc.verification.engines import LONGEST
 
 __all__ = ["Services", "Shared"]
 
@@ -70,6 +71,7 @@ class Services:
             size=self.search.config.size,
             box=box,
             min_side=self.search.descriptor.backbone.stride,
+            view=LONGEST if self.search.meta.features else None,
             max_pixels=most,
             others_wait=others_wait,
         )

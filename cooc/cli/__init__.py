@@ -7,6 +7,7 @@
     calibrating.py    calibrate
     upkeep.py         verify, compact, snapshot, restore, rebuild, export, import
     searching.py      search, duplicates
+    matching.py       match
     serving.py        serve, explain
     training.py       train, filter show | compress | import
     benching.py       bench DATASET, data list | check | where
@@ -14,8 +15,8 @@
     planning.py       plan
 
 Exit codes: 0 done; 2 wrong input; 3 done, but some files were left out and reported; 4 weights; 5 index; 6 data set;
-7 this machine failed; 130 interrupted; 1 anything else. The heavy modules are imported inside the commands, so that
---help is quick.
+7 this machine failed; 130 interrupted; 1 anything else, and of `cooc match`: not verified. The heavy modules are
+imported inside the commands, so that --help is quick.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from cooc.errors import CoocError, InputError, MachineError
 __all__ = ["app", "err", "main", "out"]
 
 # What people do with their pictures, in this order; all other commands come after these in the help.
-EVERYDAY = ("index", "search", "duplicates", "status", "add", "remove", "tag", "serve", "explain", "heatmap")
+EVERYDAY = ("index", "search", "duplicates", "status", "add", "remove", "tag", "serve", "match", "explain", "heatmap")
 MOVED = ("figures",)  # cooc measuring itself: python -m benchmarks
 
 
@@ -123,6 +124,7 @@ from cooc.cli import (  # noqa: E402
     calibrating,  # noqa: F401
     describing,  # noqa: F401
     indexing,  # noqa: F401
+    matching,  # noqa: F401
     planning,  # noqa: F401
     reporting,  # noqa: F401
     searching,  # noqa: F401

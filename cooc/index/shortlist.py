@@ -25,12 +25,14 @@ from cooc.verification.agreement import Agreement
 
 __all__ = [
     "NEAR_DUPLICATE",
+    "Groups",
     "Match",
     "Options",
     "Results",
     "as_query",
     "find_duplicates",
     "find_matches",
+    "neighbours",
     "still_there",
     "unit",
 ]
@@ -60,6 +62,7 @@ class Results:
     no_match: bool  # nothing is verified; without verification: even the best result is more likely another thing
     query_vector: NDArray[np.float32]  # (D,)
     seconds: float
+    checked: bool = False  # by geometry? Then what is not verified is merely similar
 
 
 @dataclass(frozen=True)
@@ -170,38 +173,64 @@ def find_duplicates(store: Store, threshold: float, where: Filter | None = None)
 
     Each picture is searched once, in blocks: time grows with what a search costs, memory with the duplicates alone.
     """
-    parent: dict[str, str] = {}  # of pictures that have a duplicate: a forest, one tree for each group
+    groups = Groups()
+    for name, others in neighbours(store, threshold, where):
+        for other, _ in others:
+            groups.join(name, other)
+    return groups.records(store)
 
-    def top(name: str) -> str:
-        while parent.setdefault(name, name) != name:
+
+class Groups:
+    """Pictures that are joined in pairs: a forest, one tree for each group."""
+
+    def __init__(self) -> None:
+        self.parent: dict[str, str] = {}  # of pictures that have a duplicate
+
+    def top(self, name: str) -> str:
+        parent = self.parent
+        while parent.get(name, name) != name:
             parent[name] = name = parent[parent[name]]
         return name
 
+    def join(self, name: str, other: str) -> None:
+        first, second = sorted((self.top(name), self.top(other)))
+        self.parent[first] = self.parent[second] = first
+
+    def joined(self, name: str, other: str) -> bool:
+        return self.top(name) == self.top(other)
+
+    def records(self, store: Store) -> Iterator[list[Record]]:
+        members: dict[str, list[str]] = {}
+        for name in self.parent:
+            members.setdefault(self.top(name), []).append(name)
+        groups = [sorted((r for r in store.get(ids) if r), key=lambda r: r.path) for ids in members.values()]
+        yield from sorted((group for group in groups if len(group) > 1), key=lambda group: group[0].path)
+
+
+def neighbours(
+    store: Store, threshold: float, where: Filter | None = None, *, nearest: int = 0, least: float = 1.0
+) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+    """Each picture with all others whose similarity reaches the threshold, and its `nearest` ones from `least` on."""
     for block in _blocks(store.records(where)):
-        for name, others in _above(store, [record.id for record in block], threshold, where):
-            for other in others:
-                first, second = sorted((top(name), top(other)))
-                parent[second] = first
-    members: dict[str, list[str]] = {}
-    for name in parent:
-        members.setdefault(top(name), []).append(name)
-    groups = [sorted((r for r in store.get(ids) if r), key=lambda r: r.path) for ids in members.values()]
-    yield from sorted((group for group in groups if len(group) > 1), key=lambda group: group[0].path)
-
-
-def _above(store: Store, ids: list[str], threshold: float, where: Filter | None) -> Iterator[tuple[str, list[str]]]:
-    """For each picture, the others whose similarity reaches the threshold: more are asked for while all do."""
-    ids, vectors = still_there(store, ids)
-    k = 16
-    while ids:
-        found = store.search(vectors, k, where=where)
-        more = []
-        for row, (name, scores, names) in enumerate(zip(ids, found.scores, found.ids, strict=True)):
-            if len(names) == k and scores[-1] >= threshold:
-                more.append(row)
-            else:
-                yield name, [n for n, score in zip(names, scores, strict=True) if score >= threshold and n != name]
-        ids, vectors, k = [ids[row] for row in more], vectors[more], 4 * k
+        ids, vectors = still_there(store, [record.id for record in block])
+        k = max(16, nearest + 1)
+        while ids:
+            found = store.search(vectors, k, where=where)
+            more = []  # are asked for while all that came reach the threshold
+            for row, (name, scores, names) in enumerate(zip(ids, found.scores, found.ids, strict=True)):
+                if len(names) == k and scores[-1] >= threshold:
+                    more.append(row)
+                    continue
+                others = [pair for pair in zip(names, scores.tolist(), strict=True) if pair[0] != name]
+                yield (
+                    name,
+                    [
+                        (other, score)
+                        for place, (other, score) in enumerate(others)
+                        if score >= threshold or (place < nearest and score >= least)
+                    ],
+                )
+            ids, vectors, k = [ids[row] for row in more], vectors[more], 4 * k
 
 
 def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:

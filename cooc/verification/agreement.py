@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cv2
 import numpy as np
@@ -42,6 +43,22 @@ class Agreement:
     def picture_box(self) -> Box | None:
         return _box(self.picture_region)
 
+    def as_dict(self) -> dict[str, Any]:
+        """For programs: numbers and lists, rounded to a tenth of a pixel."""
+        return {
+            "engine": self.engine,
+            "inliers": self.inliers,
+            "transform": self.transform.tolist(),
+            "query": _side(self.query_region, self.query_box, self.query_size),
+            "picture": _side(self.picture_region, self.picture_box, self.picture_size),
+        }
+
+    def pairs(self, most: int) -> list[tuple[float, float, float, float]]:
+        """x and y in the query, x and y in the picture, of at most so many of the points that agree."""
+        rows = np.unique(np.linspace(0, self.inliers - 1, min(self.inliers, most)).round().astype(np.int64))
+        both = np.hstack([self.query_points, self.picture_points])[rows]
+        return [(x, y, u, v) for x, y, u, v in both.round(1).tolist()]
+
     @property
     def query_share(self) -> float:
         """Of the query's area, how much its region covers (0..1)."""
@@ -56,6 +73,11 @@ def no_agreement(query: LocalFeatures, picture: LocalFeatures | None = None, ten
     none = np.zeros((0, 2), np.float32)
     size = picture.size if picture else (1, 1)
     return Agreement(query.engine, 0, 0.0, tentative, 0, 0, 0.0, np.eye(3), none, none, none, none, query.size, size)
+
+
+def _side(region: Points, box: Box | None, size: tuple[int, int]) -> dict[str, Any]:
+    corners = [[round(x, 1), round(y, 1)] for x, y in region.tolist()]
+    return {"region": corners, "box": box and [round(n, 1) for n in box], "size": list(size)}
 
 
 def _box(region: Points) -> Box | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from cooc.explanation import explain
 from cooc.index.shortlist import NEAR_DUPLICATE
 from cooc.pictures.boxes import Box, parse_box
 from cooc.pictures.decode import Decoded
+from cooc.verification.agreement import Agreement
 
 __all__ = ["router"]
 
@@ -35,6 +37,10 @@ COMPARED = 5000  # pictures that one request may compare with one another
 router = APIRouter(prefix=PREFIX, responses=problems())
 Asked = Annotated[SearchOptions, Query()]
 LeastSimilarity = Annotated[float, Query(ge=0.5, le=1, description="Least similarity.")]
+GroupSimilarity = Annotated[
+    float | None,
+    Query(ge=0.1, le=1, description="Least similarity of two: by default 0.8, or 0.15 where geometry decides."),
+]
 Upload = Annotated[UploadFile, File(description="A picture, of any common format.")]
 Uploads = Annotated[list[UploadFile], File(description="A picture, or several that are joined into one query.")]
 BoxForm = Annotated[str, Form(description="x0,y0,x1,y1: the part of the picture that is looked for.")]
@@ -79,6 +85,7 @@ def _search(
         "augment": options.augment,
         "where": options.filter(),
         "min_score": options.min_score,
+        "verify": options.verify,
     }
     if id:
         return ResultsOut.of(services.search.search_id(id, **settings), options)
@@ -90,7 +97,7 @@ async def near_duplicates_of(
     services: Shared, id: ImageId, threshold: LeastSimilarity = NEAR_DUPLICATE, k: Limit = 50
 ) -> ResultsOut:
     """Pictures that are almost the same as this one."""
-    options = SearchOptions(k=k, min_score=threshold)
+    options = SearchOptions(k=k, min_score=threshold, verify=False)
 
     def work() -> ResultsOut:
         services.pictures.record(id)
@@ -101,9 +108,12 @@ async def near_duplicates_of(
 
 @router.get("/near-duplicates", tags=["search"])
 async def near_duplicates(
-    services: Shared, where: WhereQuery, threshold: LeastSimilarity = NEAR_DUPLICATE, limit: Limit = 50
+    services: Shared, where: WhereQuery, threshold: GroupSimilarity = None, limit: Limit = 50
 ) -> GroupsOut:
-    """Groups of pictures that are almost the same, in a part of the collection that is not large: a folder, a month."""
+    """Groups of copies in a part of the collection that is not large: a folder, a month.
+
+    Where the index has local features, geometry tells copies from other views of the same thing.
+    """
     chosen = where.filter()
 
     def work() -> GroupsOut:
@@ -122,9 +132,10 @@ async def near_duplicates(
 
 @router.post("/images/{id}/explanation", tags=["explanation"], responses=problems(400, 404, 408, 413))
 async def explain_upload(services: Shared, id: ImageId, image: Upload, box: BoxForm = "") -> ExplanationOut:
-    """Why this picture is similar to an uploaded one: the score as a sum over the positions of both."""
+    """Why this picture is similar to an uploaded one: the score as a sum over positions, and points that agree."""
     part = parse_box(box) if box else None
-    return await _explain(services, await services.decode_sent(await image.read(), part), part, id)
+    query = await services.decode_sent(await image.read(), part)
+    return await _explain(services, query, part, id, partial(services.search.agreement, id, image=query, box=part))
 
 
 @router.get("/images/{id}/explanation", tags=["explanation"], responses=problems(404))
@@ -136,13 +147,21 @@ async def explain_id(
 ) -> ExplanationOut:
     """Why this picture is similar to another one of the index, or to a part of it."""
     part = parse_box(box) if box else None
-    return await _explain(services, await services.decode_own(query, part), part, id)
+    picture = await services.decode_own(query, part)
+    if part is None:
+        agreement = partial(services.search.agreement, id, query_id=query)  # as kept in the index, and as searched with
+    else:
+        agreement = partial(services.search.agreement, id, image=picture, box=part)
+    return await _explain(services, picture, part, id, agreement)
 
 
-async def _explain(services: Services, query: Decoded, box: Box | None, id: str) -> ExplanationOut:
+async def _explain(
+    services: Services, query: Decoded, box: Box | None, id: str, agreement: Callable[[], Agreement | None]
+) -> ExplanationOut:
     match = await services.decode_own(id)
 
     def work() -> ExplanationOut:
-        return ExplanationOut.of(explain(services.search.descriptor, query, match, query_box=box))
+        why = explain(services.search.descriptor, query, match, query_box=box)
+        return ExplanationOut.of(why, agreement())
 
     return await services.describing.run(work)

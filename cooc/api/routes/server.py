@@ -33,6 +33,8 @@ async def status(services: Shared) -> StatusOut:
         recipe=found.recipe,
         dim=found.dim,
         calibrated=found.calibrated,
+        features=found.features,
+        with_features=found.with_features,
         folders=[shown(str(folder)) for folder in services.settings.folders],
         version=__version__,
     )
