@@ -16,6 +16,7 @@ none, however similar. Measured on 30 photos of gldv2_dev and ten kinds of copie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import cv2
@@ -30,13 +31,14 @@ from cooc.verification.verifier import verify
 
 __all__ = ["find_copies", "is_copy"]
 
-NEAREST, LEAST = 10, 0.15  # candidates; cosines of copies: half-size 0.38 or more, turned 0 to 0.55
+NEAREST, LEAST = 20, 0.15  # candidates; cosines of copies: half-size 0.38 or more, turned 0 to 0.55
 INLIERS = 15
 STRETCH = 1.03
 ERROR = 1.5 / 1024  # of the longer side
 OVERLAP = 0.9  # of the smaller picture that the larger one shows
 REGION = 0.15  # of that, where the inliers lie; the sky of a photo has none
-FEW = 60  # features, below which geometry cannot tell: then similarity decides
+FEW = 30  # features, below which geometry cannot tell: then similarity decides,
+FLAT = 0.95  # and must be this high, for pictures with nothing in them are all similar
 
 
 def find_copies(
@@ -49,13 +51,15 @@ def find_copies(
 ) -> Iterator[list[Record]]:
     """Groups of copies, each in the order of its paths. `threshold`: the least similarity of two; by default 0.15.
 
+    Each picture is compared with its 20 nearest at most: time grows with the collection, and no faster.
+
     `mirrored(id)` gives the local features of a picture's mirror image, empty where its file cannot be read: for
     those that are very similar and yet agree in nothing.
     """
     groups = Groups()
     least = LEAST if threshold is None else threshold
-    alike = max(least, NEAR_DUPLICATE)
-    for name, found in neighbours(store, alike, where, nearest=NEAREST, least=least):
+    alike, same = max(least, NEAR_DUPLICATE), max(least, FLAT)
+    for name, found in neighbours(store, math.inf, where, nearest=NEAREST, least=least):
         others = [(other, score) for other, score in found if not groups.joined(name, other)]
         if not others:
             continue
@@ -64,9 +68,9 @@ def find_copies(
         agreements = verify(own, pictures, device=device) if any(clear) else [None] * len(others)
         left = []
         for (other, score), told, agreement, picture in zip(others, clear, agreements, pictures, strict=True):
-            if (agreement is not None and is_copy(agreement)) or (score >= alike and not told):
+            if (agreement is not None and is_copy(agreement)) or (score >= same and not told):
                 groups.join(name, other)
-            elif score >= alike:
+            elif score >= alike and told:
                 left.append((other, picture))
         turned = mirrored(name) if left and mirrored is not None else ()
         if turned:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import inspect
 import io
 import json
 import logging
@@ -47,6 +46,7 @@ from cooc.index.shortlist import NEAR_DUPLICATE
 from cooc.index.store import Filter, Record
 from cooc.pictures.decoders import Decoders
 from cooc.reranking import EXPANSIONS, RERANKERS
+from cooc.verified_duplicates import LEAST
 from tests.serving import PHOTOS, encoded, make_index, photo, serving, views, write_collection
 from tests.shell import Shell
 
@@ -225,15 +225,18 @@ def test_near_duplicates_of_a_folder(client: httpx.Client) -> None:
 def test_near_duplicates_are_one_thing_everywhere(client: httpx.Client, search: ImageSearch) -> None:
     """The library, the command line and both routes begin at the same similarity."""
     routes = client.get(f"{API}/openapi.json").json()["paths"]
+    said = {}
     for path in ("near-duplicates", "images/{id}/near-duplicates"):
-        parameters = {one["name"]: one for one in routes[f"{API}/{path}"]["get"]["parameters"]}
-        assert parameters["threshold"]["schema"]["default"] == NEAR_DUPLICATE
-    assert inspect.signature(ImageSearch.duplicates).parameters["threshold"].default == NEAR_DUPLICATE
+        (said[path],) = (one for one in routes[f"{API}/{path}"]["get"]["parameters"] if one["name"] == "threshold")
+    assert said["images/{id}/near-duplicates"]["schema"]["default"] == NEAR_DUPLICATE
+    assert f"by default {NEAR_DUPLICATE}, or {LEAST} where geometry" in said["near-duplicates"]["description"]
     (help,) = (p.help for p in typer.main.get_command(commands).commands["duplicates"].params if p.name == "threshold")  # type: ignore[attr-defined]
-    assert f"[default: {NEAR_DUPLICATE}]" in help
+    assert f"[default: {NEAR_DUPLICATE}; {LEAST} where geometry decides]" in help
     groups = client.get(f"{API}/near-duplicates", params={"folder": "space"}).json()["groups"]
     wanted = search.duplicates(where=Filter("space"))
     assert [[one["path"] for one in group] for group in groups] == [[one.path for one in group] for group in wanted]
+    same = search.duplicates(NEAR_DUPLICATE, where=Filter("space"))
+    assert [[one["path"] for one in group] for group in groups] == [[one.path for one in group] for group in same]
 
 
 def test_probabilities_and_no_match(search: ImageSearch, serve: Callable[..., httpx.Client]) -> None:
