@@ -28,7 +28,7 @@ from cooc.verification.features import LocalFeatures
 from cooc.verification.probability import Calibration, fit_calibration, reliability
 from cooc.verification.verifier import verify
 
-__all__ = ["Row", "alarms", "fit", "flat_recall", "found_first", "judge", "measured"]
+__all__ = ["Row", "alarms", "fit", "flat_recall", "found_first", "hardest", "judge", "measured"]
 
 Vectors = Mapping[str, NDArray[np.float32]]  # name of a picture -> its vector
 SHOWN = 0.5  # probability from which a result is shown as found
@@ -94,10 +94,25 @@ def _features(folder: Path, name: str, engine: str, cache: Path, limit: int) -> 
 
 
 def fit(kinds: Sequence[Sequence[Row]]) -> Calibration:
-    """On the pairs that agree in something; a kind weighs the same whatever its number of queries."""
-    rows = [row for part in kinds for row in part if row.inliers]
-    weights = [1 / len(_by_query(part)) for part in kinds for row in part if row.inliers]
+    """On each query's hardest pairs; a kind weighs the same whatever its number of queries.
+
+    So the percentage is that of a search's best result, if the thing is there as often as it is not. All pairs together
+    would be fitted to the many wrong ones that no search shows first.
+    """
+    rows = [row for part in kinds for row in hardest(part)]
+    weights = [1 / len(_by_query(part)) for part in kinds for _ in hardest(part)]
     return fit_calibration([r.inliers for r in rows], [r.spread for r in rows], [r.same for r in rows], weights)
+
+
+def hardest(rows: Sequence[Row]) -> list[Row]:
+    """Of each query the strongest true pair and the strongest wrong one, where they agree in something."""
+    chosen = []
+    for part in _by_query(rows):
+        for same in (True, False):
+            best = max((row for row in part if row.same == same), key=lambda r: r.inliers, default=None)
+            if best is not None and best.inliers:
+                chosen.append(best)
+    return chosen
 
 
 def probability(calibration: Calibration, row: Row) -> float:
@@ -105,16 +120,16 @@ def probability(calibration: Calibration, row: Row) -> float:
 
 
 def judge(rows: Sequence[Row], calibration: Calibration) -> dict[str, Any]:
-    """How true the probabilities of one kind are, over the pairs that agree in something."""
-    some = [row for row in rows if row.inliers]
+    """How true the probabilities of one kind are, over the hardest pairs."""
+    some = hardest(rows)
     if not some:
-        return {"pairs": len(rows), "pairs with inliers": 0}
+        return {"pairs": len(rows), "hardest": 0}
     said = np.array([probability(calibration, row) for row in some])
     same = np.array([row.same for row in some])
     table = reliability(said, same)
     return {
         "pairs": len(rows),
-        "pairs with inliers": len(some),
+        "hardest": len(some),
         "true among them": int(same.sum()),
         "brier": float(np.mean((said - same) ** 2)),
         "ece": float(sum(bin["pairs"] * abs(bin["said"] - bin["true"]) for bin in table) / len(some)),

@@ -6,7 +6,7 @@ import json
 import math
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -40,16 +40,17 @@ def verify_probability(
 ) -> None:
     """Fit the probability that two pictures which agree show the same thing; judge it on kinds that were held out.
 
-    Each kind is judged by a fit on all the others; what ships is fitted on all.
+    Each kind is judged by a fit on all the others; what ships is fitted on all. Other engines in the files are kept.
     """
     known = _vectors(vectors)
     curve = json.loads(CURVES.read_text(encoding="utf-8"))[SPACE]
-    parameters, report = {}, {}
+    parameters, report = _read(output), _read(results / "verification-probability.json")
     for engine in engines.split(","):
         pairs = {
             kind: measured(data / kind, engine, cache, top=top, vectors=known.get(kind)) for kind in kinds.split(",")
         }
-        parameters[engine] = {name: round(value, 4) for name, value in fit(list(pairs.values())).as_dict().items()}
+        whole = {name: round(value, 4) for name, value in fit(list(pairs.values())).as_dict().items()}
+        parameters["engines"][engine] = whole
         rows = {}
         for kind, own in pairs.items():
             others = fit([rows for other, rows in pairs.items() if other != kind])
@@ -62,10 +63,13 @@ def verify_probability(
                 row["search by cosine"] = alarms(own, said, said)
             rows[kind] = row
             out.print(engine, kind, row["search"], row.get("search by cosine", ""), markup=False)
-        report[engine] = {"parameters": parameters[engine], "kinds": rows}
-    about = {"fitted_on": kinds.split(","), "by": "python -m benchmarks verify-probability"}
-    write_whole(output, json.dumps({"engines": parameters} | about, indent=1) + "\n")
-    _write({"engines": report} | provenance("cpu"), results / "verification-probability.json")
+        report["engines"][engine] = {"parameters": whole, "kinds": rows} | provenance("cpu")
+    write_whole(output, json.dumps(parameters, indent=1) + "\n")
+    _write(report, results / "verification-probability.json")
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"engines": {}}
 
 
 def _said(curve: dict[tuple[str, str], float], row: Row) -> float:

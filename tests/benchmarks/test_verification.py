@@ -12,7 +12,7 @@ import skimage.data
 from PIL import Image
 
 from benchmarks.flat import make, project
-from benchmarks.verification import Row, alarms, fit, flat_recall, found_first, judge, measured
+from benchmarks.verification import Row, alarms, fit, flat_recall, found_first, hardest, judge, measured
 from benchmarks.verifying import measure_speed
 from cooc.verification.engines import extract
 from cooc.verification.probability import Calibration
@@ -98,17 +98,24 @@ def test_kinds_weigh_the_same_whatever_their_number_of_queries() -> None:
     truth = Calibration(-6.0, 2.5, 1.0)
 
     def kind(count: int) -> list[Row]:
-        pairs = []
-        for n, s in zip(rng.integers(4, 60, count).tolist(), rng.uniform(0.1, 1.5, count).tolist(), strict=True):
-            pairs.append((bool(rng.random() < 1 / (1 + np.exp(-truth.log_odds(n, s)))), n, s))
-        return some("q", *pairs)
+        rows = []
+        for n in range(count):
+            inliers, spread = int(rng.integers(4, 60)), float(rng.uniform(0.1, 1.5))
+            same = bool(rng.random() < 1 / (1 + np.exp(-truth.log_odds(inliers, spread))))
+            rows += some(f"q{n}", (same, inliers, spread), (False, 0, 0.0))
+        return rows
 
     one, two = kind(3000), kind(400)
-    more = [replace(row, query=f"q{n}") for n in range(5) for row in two]
+    more = [replace(row, query=f"{row.query}/{n}") for n in range(5) for row in two]
     assert fit([one, two]).as_dict() == pytest.approx(fit([one, more]).as_dict(), abs=1e-3)
-    judged = judge([*one, *some("q", (False, 0, 0.0))], fit([one]))
-    assert judged["pairs"] == judged["pairs with inliers"] + 1 == 3001
+    judged = judge(one, fit([one]))
+    assert (judged["pairs"], judged["hardest"]) == (6000, 3000)
     assert judged["ece"] < 0.03
+
+
+def test_the_hardest_pairs_of_a_query_are_its_strongest() -> None:
+    rows = some("q", (True, 5, 1.0), (True, 9, 0.1), (False, 7, 1.0), (False, 3, 1.0)) + some("p", (False, 0, 0.0))
+    assert hardest(rows) == [rows[1], rows[2]]
 
 
 def test_a_shortlist_that_misses_the_thing_finds_nothing() -> None:
