@@ -26,17 +26,12 @@ Scores = NDArray[np.float64]
 
 ALPHA = 0.99  # of what a picture has, how much comes from its neighbours
 GAMMA = 3.0  # an edge weighs cosine ** GAMMA
-SHORTLIST = 200  # pictures by cosine that the graph begins with,
+SHORTLIST = 400  # pictures by cosine that the graph begins with,
 TOP = 100  # and those that a round verifies
-LEAST = (
-    8.0  # strength from which a picture is verified: 4 inliers of SIFT, 27 of XFeat; 1 wrong one in 1000 has so many
-)
+LEAST = 8.0  # strength from which a picture is verified: 4 inliers of SIFT, 27 of XFeat, as 1 wrong pair in 1000 has
 SURE = 16.0  # and from which it stands before all others
 NEIGHBOURS = 10  # of a picture in the graph; more blur it (docs/verification.md)
 EXPANSION = 50  # nearest pictures of each verified one that join the graph
-SHORTLIST = 400  # nearest pictures of the query that take part
-TOP = 100  # of which so many are verified in a round
-LEAST, SURE = 8.0, 16.0  # strength from which a picture is verified, and from which it stands before all that is not
 NEAREST = 10  # of the query, which are seeds as well,
 FAINT = 0.05  # but weak ones
 

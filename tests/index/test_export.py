@@ -301,10 +301,12 @@ FILES: dict[str, Callable[[Path], object]] = {
 def test_malformed_files(cooc: Shell, exported: Path, name: str, kind: str) -> None:
     """One clear message, exit code 2, and no index."""
     FILES[kind](exported / name)
-    done = cooc("import", (exported / name).with_suffix(".parquet" if "parquet" in name else ".npy"), "--index", "new")
+    file = (exported / name).with_suffix(".parquet" if "parquet" in name else ".npy")
+    done = cooc("import", file, "--index", exported / "new")
     if (kind, name) == ("without its end", "out.jsonl"):  # a newline
         return
     assert done.code == 2, done.err
+    assert not (exported / "new").exists()
     assert "Nothing was imported" in done.err
     assert "Traceback" not in done.err
     assert len(done.err) < 700
