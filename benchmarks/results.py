@@ -37,6 +37,9 @@ class Table:
     sources: list[str] = field(default_factory=list)  # command, commit and machine of its result files
 
 
+ROOMS = ("learned", "verified")  # pairs that differ in the filter alone; rankings that geometry has changed
+
+
 @dataclass(frozen=True)
 class Results:
     """Result files by data set and recipe, those of `cooc bench speed` by device, and the others by file name."""
@@ -63,13 +66,13 @@ def load_results(folder: str | Path) -> Results:
     speed: dict[str, Result] = {}
     other: dict[str, Result] = {}
     base = Path(folder)
-    for path in (*sorted(base.glob("*.json")), *sorted(base.glob("learned/*.json"))):
+    for path in (*sorted(base.glob("*.json")), *(p for room in ROOMS for p in sorted(base.glob(f"{room}/*.json")))):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             if path.name.startswith("speed-"):
                 speed[path.stem.removeprefix("speed-")] = content
-            elif path.parent.name == "learned" and path.parent != base:  # pairs that differ in the filter alone
-                other[f"learned/{path.stem}"] = content
+            elif path.parent != base:
+                other[f"{path.parent.name}/{path.stem}"] = content
             elif "--" in path.name:
                 by_name[content["dataset"], content["recipe"]] = content
             else:
