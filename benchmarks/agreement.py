@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.calibration import plain_vectors
-from cooc.bench.run import Options
+from cooc.bench.describing import BenchOptions
 from cooc.datasets.retrieval import load_dataset
 from cooc.errors import CoocError, InputError
 from cooc.recipes import find_recipe
@@ -27,7 +27,7 @@ __all__ = ["compare_rankings"]
 CLOSE = 1e-5  # what a vector may differ by between batches: scores nearer than twice that may change places
 
 
-def compare_rankings(source: Path, recipe: str, options: Options) -> dict[str, Any]:
+def compare_rankings(source: Path, recipe: str, options: BenchOptions) -> dict[str, Any]:
     """`cooc index` and `cooc search` on all pictures and queries of a labelled set, against queries @ database.T."""
     dataset = load_dataset(str(source))
     if any(query.box for query in dataset.queries):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cooc.bench.run import Options, Vectors, raw_vectors
+from cooc.bench.describing import BenchOptions, Vectors, raw_vectors
 from cooc.datasets.retrieval import Dataset
 from cooc.errors import InputError
 from cooc.evaluation import PROTOCOLS
@@ -25,7 +25,9 @@ from cooc.recipes import Recipe, find_whitening
 __all__ = ["calibrate_recipe", "plain_vectors", "write_curve"]
 
 
-def calibrate_recipe(dataset: Dataset, recipe: Recipe, options: Options, made: Path | None = None) -> dict[str, Any]:
+def calibrate_recipe(
+    dataset: Dataset, recipe: Recipe, options: BenchOptions, made: Path | None = None
+) -> dict[str, Any]:
     """The curve of a recipe's scores. `made`: a folder with RECIPE.npz, arrays `database` and `queries`."""
     database, queries = plain_vectors(dataset, recipe, options) if made is None else _load(made / f"{recipe.name}.npz")
     if (len(database), len(queries)) != (len(dataset.image_paths), len(dataset.queries)):
@@ -56,7 +58,7 @@ def write_curve(report: dict[str, Any], curves: Path, results: Path) -> None:
     write_whole(results / f"calibration--{report['space']}.json", json.dumps(report, indent=1) + "\n")
 
 
-def plain_vectors(dataset: Dataset, recipe: Recipe, options: Options) -> tuple[Vectors, Vectors]:
+def plain_vectors(dataset: Dataset, recipe: Recipe, options: BenchOptions) -> tuple[Vectors, Vectors]:
     """Whitened, of the database and the queries."""
     import torch
 

@@ -14,20 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from cooc.bench.run import Options, Vectors, whitened_vectors
+from cooc.bench.describing import BenchOptions, Vectors
+from cooc.bench.run import whitened_vectors
 from cooc.datasets.retrieval import Dataset
 from cooc.errors import DatasetError, InputError
 from cooc.evaluation import evaluate
 from cooc.provenance import provenance
 from cooc.recipes import Recipe
 from cooc.reranking import rank
+from cooc.vectors import unit_rows
 
 __all__ = ["export_vectors", "import_vectors", "measure_compact", "whitened"]
 
 Pair = tuple[Vectors, Vectors]  # database (N, D), queries (Q, D)
 
 
-def whitened(dataset: Dataset, recipes: Sequence[Recipe], options: Options) -> dict[str, Pair]:
+def whitened(dataset: Dataset, recipes: Sequence[Recipe], options: BenchOptions) -> dict[str, Pair]:
     return {
         recipe.name: pair for recipe, pair in zip(recipes, whitened_vectors(dataset, recipes, options), strict=True)
     }
@@ -60,7 +62,7 @@ def measure_compact(dataset: Dataset, vectors: Mapping[str, Pair], storages: Seq
 
 
 def export_vectors(dataset: Dataset, vectors: Mapping[str, Pair], folder: Path) -> list[Path]:
-    """vectors--<dataset>--<recipe>.npz, in float16: 1 kB for each picture at 512 numbers."""
+    """vectors--<dataset>--<recipe>.npz, in float16: 1 kB for each picture at 512 dimensions."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for recipe, (database, queries) in vectors.items():
@@ -82,15 +84,10 @@ def import_vectors(dataset: Dataset, files: Sequence[Path]) -> dict[str, Pair]:
                 f"{file} holds no vectors of {dataset.name}: vectors--{dataset.name}--RECIPE.npz is wanted."
             )
         with np.load(file) as content:
-            pair = _unit(content["database"]), _unit(content["queries"])
+            pair = unit_rows(content["database"]), unit_rows(content["queries"])
         if (len(pair[0]), len(pair[1])) != (len(dataset.image_paths), len(dataset.queries)):
             raise DatasetError(
                 f"{file} holds {len(pair[0])} pictures and {len(pair[1])} queries; {dataset.name} has others."
             )
         found[recipe] = pair
     return found
-
-
-def _unit(rows: Any) -> Vectors:
-    rows = rows.astype(np.float32)
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from cooc.activations import Activations, resolve_device
-from cooc.bench.run import evaluate_vectors
+from cooc.bench.scoring import evaluate_vectors
 from cooc.cooccurrence import Cooccurrence
 from cooc.datasets.photos import Photos, hold_out, labelled_folders
 from cooc.datasets.retrieval import Dataset, image_set, load_dataset

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks.results import Results, load_results
 from cooc.bench.plot import LINES, page, plot_filter, save
-from cooc.bench.run import RECALL
+from cooc.bench.scoring import RECALL
 from cooc.cooccurrence import Cooccurrence, cooccurrence, cooccurrence_vector
 from cooc.datasets.retrieval import Dataset, QueryImage, load_dataset
 from cooc.descriptor import Descriptor

@@ -98,14 +98,19 @@ def text(results: Results) -> str:
 
 
 def plan_table(results: Results) -> Table:
-    """For the documents: all sizes and layouts, the default setting."""
+    """For the documents: what was timed and can be done, by `cooc plan`'s own columns that matter most there."""
     known, setting = constants(results), Setting()
-    rows = [cells(need) for images in SIZES for need in plan(images, setting, known)]
+    needs = [need for images in SIZES for need in plan(images, setting, known)]
+    shown = [i for i, heading in enumerate(HEADINGS) if heading in PLAN_HEADINGS]
+    rows = [[cells(need)[i] for i in shown] for need in needs if need.ms is not None and need.copy is not None]
     names = dict.fromkeys(
         constant["source"].removeprefix("results/").removesuffix(".json") for constant in known.values()
     )
     used = [results.other[name] for name in names if name in results.other]
-    return Table("What a collection needs", HEADINGS, rows, note(setting), sources(used))
+    return Table("What a collection needs", [HEADINGS[i] for i in shown], rows, note(setting), sources(used))
+
+
+PLAN_HEADINGS = ("images", "storage", "on disk", "in memory", "one machine holds", "machines", "ms", "searches/s")
 
 
 def describing_table(results: Results) -> Table:

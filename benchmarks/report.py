@@ -1,11 +1,14 @@
-"""Tables from results/: what the paper published, what was measured here, and the difference.
+"""Tables from results/: what was measured here, beside what the paper published.
 
     results = load_results("results")
     print(markdown(TABLES["table1"](results)))
 
 `rewrite(text, results)` renews every block of a document between `<!-- table:NAME -->` and `<!-- /table -->`; a test
-compares README and docs with it, so that no number there can differ from its result file. Nothing is ever typed in by
-hand: a row without a result file says `not measured`.
+compares README and docs with it, so that no number there can differ from its result file. Nothing is typed in by hand.
+Columns and rows without a result file are not printed.
+
+The commands that made the results are numbered and printed once, by the block `<!-- table:commands -->` at the end of
+docs/results.md; a table names their numbers.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import measured, paper, planning
-from benchmarks.results import Result, Results, Table, compared, load_results, number, sources
+from benchmarks.results import Result, Results, Table, difference, load_results, number, sources
 from cooc.bench.plan import MISSING
 from cooc.errors import InputError, UnknownNameError
 
-__all__ = ["TABLES", "Results", "Table", "documents", "load_results", "markdown", "rewrite"]
+__all__ = ["TABLES", "Results", "Table", "commands", "documents", "load_results", "markdown", "rewrite"]
 
 TOLERANCE = 1.0  # mAP points that a reference value may be missed by
 BLOCK = re.compile(r"(<!-- table:([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
@@ -41,32 +44,41 @@ def measure(row: paper.Row, headings: Sequence[str], results: Results) -> tuple[
 
 
 def published(table: paper.Published, results: Results) -> Table:
-    """Two lines for each row of the paper: its values, and ours with the difference."""
-    rows: list[list[str]] = []
-    used: list[Result] = []
-    for row in table.rows:
-        rows.append([row.method, str(row.dim), "paper", *map(number, row.values)])
-        if row.recipes:
-            ours, files = measure(row, table.columns, results)
-            dim = files[0]["dim"] if files else row.dim
-            rows.append(["", str(dim), "ours", *map(compared, ours, row.values)])
-            used += files
-    note = "mAP in percent; in brackets the difference from the paper."
-    return Table(table.title, ["method", "dim", "", *table.columns], rows, note, sources(used))
+    """One line for each row of the paper, in the columns that were measured."""
+    found = [measure(row, table.columns, results) for row in table.rows]
+    shown = [i for i in range(len(table.columns)) if any(ours[i] for ours, _ in found)]
+    rows = [
+        _beside(row, [(ours[i], row.values[i]) for i in shown], files)
+        for row, (ours, files) in zip(table.rows, found, strict=True)
+    ]
+    used = [file for _, files in found for file in files]
+    headings = ["method", "dim", *(table.columns[i] for i in shown)]
+    return Table(table.title, headings, rows if shown else [], PUBLISHED, sources(used))
+
+
+def _rest(table: paper.Published) -> paper.Published:
+    """Rows that no other table of the paper has."""
+    others = [row for other in paper.TABLES.values() if other is not table for row in other.rows]
+    known = {(row.method, row.dim) for row in others}
+    return replace(table, rows=tuple(row for row in table.rows if (row.method, row.dim) not in known))
+
+
+PUBLISHED = "mAP in percent as measured here (as published). E, M, H: easy, medium, hard."
+
+
+def _beside(row: paper.Row, cells: Sequence[tuple[Result | None, float | None]], files: Sequence[Result]) -> list[str]:
+    """A row of the paper: ours (theirs). A smaller vector than the paper's is shown as such."""
+    size = files[0]["dim"] if files else row.dim
+    dim = str(row.dim) if size == row.dim else f"{size} ({row.dim})"
+    return [row.method, dim, *(f"{number(ours['mAP']) if ours else '-'} ({number(theirs)})" for ours, theirs in cells)]
 
 
 README = (  # the rows that tell the story
-    ("table1", "ucrow", 512),
     ("table1", "crow", 512),
-    ("table1", "ChCO-SC_T", 512),
     ("table1", "ChCO-SC_T + SpTD", 512),
-    ("table2", "BP(AC_T) + SpTD", 512),
     ("table3", "BP(AC_T) + SpTD", 4096),
     ("table3", "BP(AC_T) + SpTD + AQE", 4096),
-    ("table4", "BP(AC_T) + ms", 8192),
-    ("table4", "BP(AC_T) + alphaQE + ms", 8192),
     ("table4", "BP(AC_T) learned + ms", 8192),
-    ("table4", "BP(AC_T) learned + alphaQE + ms", 8192),
 )
 
 
@@ -77,38 +89,33 @@ def readme(results: Results) -> Table:
     for name, method, dim in README:
         row = next(row for row in paper.TABLES[name].rows if (row.method, row.dim) == (method, dim))
         ours, files = measure(row, paper.OXFORD, results)
-        if not any(ours):
-            continue
-        size = files[0]["dim"]
-        cells = [
-            f"{number(mine['mAP']) if mine else MISSING} ({number(theirs)})"
-            for mine, theirs in zip(ours, row.values, strict=False)
-        ]
-        rows.append([method, str(dim) if size == dim else f"{size} ({dim})", *cells])
-        used += files
-    note = "mAP in percent as measured here, in brackets as published. E, M, H: easy, medium, hard."
-    return Table("Measured (published)", ["method", "dim", *paper.OXFORD], rows, note, sources(used))
+        if any(ours):
+            rows.append(_beside(row, list(zip(ours, row.values, strict=False)), files))
+            used += files
+    return Table("Measured (published)", ["method", "dim", *paper.OXFORD], rows, PUBLISHED, sources(used))
 
 
 def reference(results: Results) -> Table:
-    """Both sets of weights against reference values; what is off by more than a point is marked."""
-    rows: list[list[str]] = []
+    """Differences from reference values with both sets of weights; what is off by more than a point is marked."""
+    found: dict[tuple[str, int], dict[str, str]] = {}
     used: list[Result] = []
     for weights, suffix in paper.WEIGHTS.items():
         for row in paper.REFERENCE[weights].rows:
             named = replace(row, recipes=tuple(recipe + suffix for recipe in row.recipes))
             ours, files = measure(named, paper.OXFORD, results)
-            rows.append([row.method, str(row.dim), weights, "reference", *map(number, row.values)])
-            rows.append(["", "", "", "ours", *(map(partial(compared, tolerance=TOLERANCE), ours, row.values))])
-            used += files
-    note = f"mAP in percent; in brackets the difference, with ! where it is more than {TOLERANCE:g} point."
-    title = "Reference values of another implementation, both sets of weights"
-    return Table(title, ["method", "dim", "weights", "", *paper.OXFORD], rows, note, sources(used))
+            if any(ours):
+                cells = found.setdefault((row.method, row.dim), {})
+                cells[weights] = " / ".join(map(partial(difference, tolerance=TOLERANCE), ours, row.values))
+                used += files
+    rows = [[m, str(dim), *(cells.get(weights, "-") for weights in paper.WEIGHTS)] for (m, dim), cells in found.items()]
+    note = f"Differences in mAP: {' / '.join(paper.OXFORD)}; ! where it is more than {TOLERANCE:g} point."
+    return Table("Against another implementation", ["method", "dim", *paper.WEIGHTS], rows, note, sources(used))
 
 
 TABLES: dict[str, Callable[[Results], Table]] = {
     "readme": readme,
-    **{name: partial(published, table) for name, table in paper.TABLES.items()},
+    **{name: partial(published, table) for name, table in paper.TABLES.items() if name != "table6"},
+    "table6": partial(published, _rest(paper.TABLES["table6"])),
     "reference": reference,
     **measured.TABLES,
     **planning.TABLES,
@@ -124,16 +131,21 @@ def make(name: str, results: Results) -> Table:
 # Documents
 
 
-def markdown(table: Table) -> str:
+def commands(results: Results) -> list[str]:
+    """Every command that a table comes from, once, in the order of the tables: the first has the number 1."""
+    return list(dict.fromkeys(source for make_table in TABLES.values() for source in make_table(results).sources))
+
+
+def markdown(table: Table, numbered: Sequence[str] = (), link: str = "results.md#commands") -> str:
+    """`numbered`: the commands that `link` leads to; those of the table are named by their numbers."""
     if not table.rows:
         return f"**{table.title}**: {MISSING}.\n"
     lines = [f"**{table.title}**", ""]
     lines += [f"| {' | '.join(row)} |" for row in (table.headings, ["---"] * len(table.headings), *table.rows)]
-    lines += ["", table.note] if table.note else []
-    if table.sources:
-        lines += ["", "<details><summary>Commands and commits</summary>", ""]
-        lines += [*(f"- {source}" for source in table.sources), "", "</details>"]
-    return "\n".join(lines) + "\n"
+    numbers = sorted(numbered.index(source) + 1 for source in table.sources if source in numbered)
+    made = f"Commands [{', '.join(map(str, numbers))}]({link})." if numbers else ""
+    said = " ".join(filter(None, (table.note, made)))
+    return "\n".join([*lines, *(["", said] if said else [])]) + "\n"
 
 
 def documents(root: str | Path = ".") -> list[Path]:
@@ -143,8 +155,19 @@ def documents(root: str | Path = ".") -> list[Path]:
 
 
 def rewrite(text: str, results: Results, where: str = "the document") -> str:
-    """The text with every block made anew from the results."""
+    """The text with every block made again from the results."""
     opened, closed = text.count("<!-- table:"), text.count("<!-- /table -->")
     if not opened == closed == len(BLOCK.findall(text)):
         raise InputError(f"{where}: every <!-- table:NAME --> needs its <!-- /table -->, both on lines of their own.")
-    return BLOCK.sub(lambda block: f"{block[1]}{markdown(make(block[2], results))}{block[4]}", text)
+    numbered = commands(results)
+    link = LINKS.get(Path(where).name, "results.md#commands")
+
+    def block(name: str) -> str:
+        if name == "commands":
+            return "".join(f"{i}. {command}\n" for i, command in enumerate(numbered, 1))
+        return markdown(make(name, results), numbered, link)
+
+    return BLOCK.sub(lambda found: f"{found[1]}{block(found[2])}{found[4]}", text)
+
+
+LINKS = {"README.md": "docs/results.md#commands", "results.md": "#commands"}

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import paper
 from cooc.bench.plan import MISSING, short
 from cooc.errors import DatasetError
 from cooc.provenance import portable
@@ -19,16 +18,12 @@ __all__ = [
     "Result",
     "Results",
     "Table",
-    "compared",
-    "interval",
+    "difference",
     "load_results",
     "number",
     "short",
     "sources",
 ]
-
-LANDMARKS = {"Landmarks": ("gldv2_dev", "plain")}
-MEASURED = {**{name: paper.COLUMNS[name] for name in paper.OXFORD}, **LANDMARKS}
 
 Result = dict[str, Any]
 
@@ -87,7 +82,7 @@ def load_results(folder: str | Path) -> Results:
 
 
 def _multi_scale(other: dict[str, Result]) -> dict[tuple[str, str], Result]:
-    """Rows of the whitening experiment that are rows of the paper: three scales, 8192 values, the best whitening."""
+    """Rows of the whitening experiment that are the paper's: three scales, 8192 dimensions, the best whitening."""
     if (found := other.get("experiment-whitening")) is None:
         return {}
     about = {key: value for key, value in found.items() if key != "rows"}
@@ -107,20 +102,12 @@ def number(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value + 1e-9:.1f}"  # 59.65 is 59.7, not 59.6
 
 
-def compared(ours: Result | None, theirs: float | None, tolerance: float = math.inf) -> str:
-    if ours is None:
-        return MISSING
-    if theirs is None:
-        return number(ours["mAP"])
-    difference = round(ours["mAP"] - theirs, 1) + 0.0  # what is shown is what is judged; no -0.0
-    return f"{number(ours['mAP'])} ({difference:+.1f}{' !' if abs(difference) > tolerance else ''})"
-
-
-def interval(measured: Result | None) -> str:
-    if measured is None:
-        return MISSING
-    low, high = measured["interval"]
-    return f"{number(measured['mAP'])} [{low:.1f}, {high:.1f}]"
+def difference(ours: Result | None, theirs: float | None, tolerance: float = math.inf) -> str:
+    """What is shown is what is judged: marked where it is more than the tolerance."""
+    if ours is None or theirs is None:
+        return "-"
+    found = round(ours["mAP"] - theirs, 1) + 0.0  # no -0.0
+    return f"{found:+.1f}{' !' if abs(found) > tolerance else ''}"
 
 
 def sources(used: Iterable[Result]) -> list[str]:

@@ -18,6 +18,7 @@ from cooc.errors import InputError
 from cooc.image_search import ImageSearch
 from cooc.index import create_store
 from cooc.index.store import Record, StoreMeta
+from cooc.vectors import unit_rows
 
 __all__ = ["Made", "blocks", "clustered", "make_index", "picture", "record"]
 
@@ -64,13 +65,13 @@ def make_index(
         )
     folder.mkdir(parents=True, exist_ok=True)
     if recipe:
-        store: Any = ImageSearch.create(index, recipe=recipe, device="cpu").store
+        store: Any = ImageSearch.create(index, recipe=recipe, features="", device="cpu").store
     else:
         store = create_store(index, StoreMeta("none", {}, "none", "none", dim))
     with store:
         dim = dim or store.meta.dim
         if store.meta.dim != dim:
-            raise InputError(f"The vectors of {recipe} have {store.meta.dim} numbers, not {dim}.")
+            raise InputError(f"The vectors of {recipe} have {store.meta.dim} dimensions, not {dim}.")
         say("making vectors")
         vectors, asking = clustered(folder / "vectors.f32", count, dim, seed)
         np.save(queries, asking)
@@ -95,7 +96,7 @@ def make_index(
 
 
 def clustered(file: Path, count: int, dim: int, seed: int) -> tuple[Vectors, Vectors]:
-    """Unit vectors (on disk) and queries: like descriptors, in clusters and of fewer dimensions than they have numbers.
+    """Unit vectors (on disk) and queries: like descriptors, in clusters and of lower rank than they have dimensions.
 
     A thousand around each centre in 64 dimensions, turned into `dim`, with a little noise in all of them.
     """
@@ -105,7 +106,7 @@ def clustered(file: Path, count: int, dim: int, seed: int) -> tuple[Vectors, Vec
     def around(number: int) -> Vectors:
         latent = centres[rng.integers(0, len(centres), number)] + 0.7 * _normal(rng, number, 64)
         rows = latent @ turn + 0.2 * _normal(rng, number, dim)
-        return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)
+        return unit_rows(rows)
 
     vectors = np.memmap(file, np.float32, "w+", shape=(count, dim))
     for start in range(0, count, BLOCK):

@@ -35,6 +35,7 @@ from cooc.whitening import Whitening
 
 if TYPE_CHECKING:
     from cooc.pictures.boxes import Box
+    from cooc.pictures.shared_memory import Beside
 
     Vector = np.ndarray[Any, np.dtype[np.float32]]
     Image = Picture | Tensor
@@ -189,16 +190,27 @@ class Descriptor(nn.Module):
             raise MachineError(NOT_FINITE)
         return vectors
 
-    def stream(self, items: Iterable[Item], *, workers: int | None = None) -> Iterator[tuple[Item, Vector | CoocError]]:
+    def stream(
+        self, items: Iterable[Item], *, workers: int | None = None, beside: Beside | None = None
+    ) -> Iterator[tuple[Item, Vector | CoocError]]:
         """Each item with its unit vector, or why it has none, in whatever order batches fill up: see `cooc.stream`."""
-        for item, found in self._stream(items, workers):
+        for item, found in self._stream(items, workers, beside):
             good = isinstance(found, CoocError) or abs(np.linalg.norm(found) - 1) <= 1e-3
             yield item, found if good else _why_none(found)  # type: ignore[arg-type]
 
-    def _stream(self, items: Iterable[Item], workers: int | None) -> Iterator[tuple[Item, Vector | CoocError]]:
-        size, least = self.config.size, self.backbone.stride
-        spare = None if self.device.type == "cpu" else self._on_cpu
-        return stream(items, self.begin, device=self.device, size=size, min_side=least, workers=workers, fallback=spare)
+    def _stream(
+        self, items: Iterable[Item], workers: int | None, beside: Beside | None = None
+    ) -> Iterator[tuple[Item, Vector | CoocError]]:
+        return stream(
+            items,
+            self.begin,
+            device=self.device,
+            size=self.config.size,
+            min_side=self.backbone.stride,
+            workers=workers,
+            fallback=None if self.device.type == "cpu" else self._on_cpu,
+            beside=beside,
+        )
 
     @torch.no_grad()
     def begin(self, images: Tensor) -> Callable[[], Vector]:

@@ -1,8 +1,11 @@
-"""Rankings -> mAP and mP@k, by the rules of the official evaluations (SPEC 10).
+"""Rankings -> mAP, mP@k, recall@k and MRR, by the rules of the official evaluations (SPEC 10).
 
 AP is the area under the precision-recall line by the trapezoid rule of the Oxford code; the usual average precision of
 information retrieval is 1-6 points higher. What counts as positive, and what is taken out of the ranking before places
 are counted, differs between the benchmarks: PROTOCOLS is the table.
+
+Recall@k is that of metric learning and place recognition: the share of queries with at least one positive among the
+first k. MRR is the mean of 1 / place of the first positive.
 """
 
 from __future__ import annotations
@@ -86,6 +89,7 @@ class Evaluation:
     protocol: str
     ap: Floats  # (Q,)
     precision_at_k: dict[int, Floats]  # k -> (Q,)
+    first: Floats  # (Q,): zero-based place of the first positive; infinite where the ranking has none
 
     @property
     def queries(self) -> int:
@@ -100,6 +104,17 @@ class Evaluation:
     def mp_at_k(self) -> dict[int, float]:
         return {k: _mean(precision) for k, precision in self.precision_at_k.items()}
 
+    @property
+    def recall_at_k(self) -> dict[int, float]:
+        """Share of the queries whose first k hold a positive."""
+        counted = self.first[~np.isnan(self.first)]
+        return {k: _mean((counted < k).astype(np.float64)) for k in self.precision_at_k}
+
+    @property
+    def mrr(self) -> float:
+        """Mean reciprocal rank of the first positive; 0 for a query whose ranking has none."""
+        return _mean(1 / (self.first + 1))
+
 
 def evaluate(
     rankings: Sequence[ArrayLike] | NDArray[np.integer],
@@ -109,8 +124,8 @@ def evaluate(
 ) -> Evaluation:
     """Rankings are database indices, best first: (Q, N), or one array for each query.
 
-    A ranking may be cut short: positives that it lacks are never found, so that AP is a lower bound; mP@k is exact
-    up to its length without the ignored ones.
+    A ranking may be cut short: positives that it lacks are never found, so that AP and MRR are lower bounds; mP@k and
+    recall@k are exact up to its length without the ignored ones.
     """
     if len(rankings) != len(queries):
         raise InputError(f"{len(rankings)} rankings for {len(queries)} queries: give one ranking for each query.")
@@ -118,16 +133,19 @@ def evaluate(
     if any(k < 1 for k in ks):
         raise InputError(f"mP@k needs k of at least 1, not {min(ks)}.")
     ap, precision = np.full(len(queries), np.nan), {k: np.full(len(queries), np.nan) for k in ks}
+    first = np.full(len(queries), np.nan)
     for i, (ranking, query) in enumerate(zip(rankings, queries, strict=True)):
         try:
             ranks, count = positive_ranks(ranking, query, protocol)
         except InputError as error:
             raise InputError(f"Query {i}: {error}") from error
         ap[i] = average_precision(ranks, count)
+        if count:
+            first[i] = ranks[0] if len(ranks) else np.inf
         for k in ks if count else ():
             depth = min(k, ranks[-1] + 1) if len(ranks) == count else k  # missing positives come after the end
             precision[k][i] = np.count_nonzero(ranks < depth) / depth
-    return Evaluation(protocol, ap, precision)
+    return Evaluation(protocol, ap, precision, first)
 
 
 def positive_ranks(ranking: ArrayLike, query: Query, protocol: str) -> tuple[Ints, int]:

@@ -26,11 +26,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cooc import __version__
+from cooc.activations import resolve_device
 from cooc.descriptor import Descriptor
-from cooc.errors import InputError, StoreMissingError
+from cooc.errors import ImageError, InputError, StoreMissingError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
 from cooc.index.away import away_folders, forget_marks, which_are_away
 from cooc.index.calibration import Calibration
+from cooc.index.completing import complete_features
 from cooc.index.copying import restore, take_over
 from cooc.index.engine import Engine, Here
 from cooc.index.importing import Exported, import_index
@@ -48,8 +50,15 @@ from cooc.index.shortlist import (
 from cooc.index.store import FORMAT, Filter, Record, Store, StoreMeta, Vectors, check_same, id_bytes, several
 from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.boxes import Box, check_box
-from cooc.pictures.decode import Picture
+from cooc.pictures.decode import Picture, is_picture, load_view
 from cooc.recipes import DescriptorConfig, find_recipe
+from cooc.verification.agreement import Agreement
+from cooc.verification.engines import LONGEST, QUERY, extract
+from cooc.verification.extraction import Extraction
+from cooc.verification.features import unpack
+from cooc.verification.verifier import verify as verify_features
+from cooc.verified_duplicates import find_copies
+from cooc.verified_search import Features, find_verified
 
 if TYPE_CHECKING:
     from cooc.descriptor import Image
@@ -57,6 +66,7 @@ if TYPE_CHECKING:
 __all__ = ["ImageSearch", "Match", "Report", "Results", "Status"]
 
 DEFAULT_RECIPE = "paper-linear"
+DEFAULT_FEATURES = "sift"  # the engine of local features that a new index keeps
 BLOCK = 1000  # pictures removed in one transaction
 MISSING = 0.1  # share of the pictures without which a rebuilt index does not replace the old one
 
@@ -81,6 +91,9 @@ class Status:
     cooc_version: str
     weights_hash: str
     config: dict[str, Any]
+    features: str = ""  # engines of the local features that are kept
+    with_features: int = 0  # pictures that have them
+    feature_bytes: int = 0  # of all of these
 
 
 class ImageSearch:
@@ -108,13 +121,17 @@ class ImageSearch:
         recipe: str = DEFAULT_RECIPE,
         root: Path_ | None = None,
         storage: str = "float32",
+        features: str = DEFAULT_FEATURES,
         device: str = "auto",
         descriptor: Descriptor | None = None,
     ) -> Self:
         """A new index, open for writing. Its pictures lie below `root`: by default the folder that it lies in.
 
         `storage`: how vectors are kept, see docs/index-format.md; smaller ones than float32 in a folder only.
+        `features`: the engines of local features, by which matches are verified; "" for none.
         """
+        if features:
+            Extraction(features)  # or what cannot be made is refused
         if storage != "float32" and not is_folder(path):
             raise InputError(f"Storage {storage} is for an index in a folder; a server keeps float32.")
         config = _lasting(descriptor.config.replace(dtype="auto") if descriptor else find_recipe(recipe).config)
@@ -128,6 +145,7 @@ class ImageSearch:
             root=_keep_root(path, root),
             cooc_version=__version__,
             storage=storage,
+            features=features,
         )
         return cls(create_store(_address(path), meta), path, device=device, descriptor=descriptor)
 
@@ -191,12 +209,15 @@ class ImageSearch:
         to: Path_ | None = None,
         recipe: str | None = None,
         storage: str | None = None,
+        features: str | None = None,
         device: str = "auto",
         descriptor: Descriptor | None = None,
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> Report:
         """Describe all pictures of an index again, with this recipe or its own; tags and notes are taken over.
+
+        `features`: other engines of local features than it has, or "" for none.
 
         The new index is made beside the old one, which it replaces when it is done. If it is interrupted, the next call
         goes on. `to` is where the new index stays instead, and must be said for one on a server.
@@ -218,13 +239,14 @@ class ImageSearch:
                     recipe=recipe or old.meta.recipe,
                     root=old.collection.url,
                     storage=storage or (old.meta.storage if is_folder(target) else "float32"),
+                    features=old.meta.features if features is None else features,
                     descriptor=made,
                 )
             with new:
                 report = sync.add_files(
                     new.store,
                     new.collection,
-                    Here(new._get, workers),
+                    new._here(workers),
                     (new.collection.address(path) for path in take_over(old.store, new.store)),
                     progress=progress,
                 )
@@ -277,7 +299,7 @@ class ImageSearch:
 
     def add(self, paths: Paths, *, workers: int = 0, progress: Progress | None = None) -> Report:
         """Add these files, or replace what the index knows of them. Files that have not changed cost nothing."""
-        return sync.add_files(self.store, self.collection, Here(self._get, workers), several(paths), progress=progress)
+        return sync.add_files(self.store, self.collection, self._here(workers), several(paths), progress=progress)
 
     def index(
         self,
@@ -289,17 +311,20 @@ class ImageSearch:
         prune: bool = False,
         retry: bool = False,
         follow: bool = False,
+        check_features: bool = False,
         progress: Progress | None = None,
         stop: Stop | None = None,
     ) -> Report:
         """Bring the index up to date with folders below its root: see `cooc.index.sync.synchronise`.
 
-        `engine` is what describes; by default this process, with so many others that decode.
+        `engine` is what describes; by default this process, with so many others that decode. In an index that keeps
+        local features, pictures that have none get them; `check_features` makes damaged ones again, for which all are
+        read (in a small index that is done anyway).
         """
-        return sync.synchronise(
+        report = sync.synchronise(
             self.store,
             self.collection,
-            engine or Here(self._get, workers),
+            engine or self._here(workers),
             list(several(folders)),
             keep_missing=keep_missing,
             prune=prune,
@@ -308,6 +333,33 @@ class ImageSearch:
             progress=progress,
             stop=stop,
         )
+        if self.extraction is not None and not report.interrupted:
+            complete_features(
+                self.store,
+                self.collection,
+                self.extraction,
+                report,
+                workers=workers,
+                device=resolve_device(self._device).type,
+                check=check_features,
+                progress=progress,
+                stop=stop,
+            )
+        return report
+
+    def keep_features(self, engines: str = DEFAULT_FEATURES) -> None:
+        """From now on the index keeps local features. The next `index` makes them of what is there already."""
+        Extraction(engines)
+        self.store.set_feature_engines(engines)
+        self.meta = self.store.meta
+
+    @property
+    def extraction(self) -> Extraction | None:
+        """What makes the local features that the index keeps, if it keeps any."""
+        return Extraction(self.meta.features) if self.meta.features else None
+
+    def _here(self, workers: int | None) -> Here:
+        return Here(self._get, workers, self.extraction)
 
     def _get(self) -> Descriptor:
         return self.descriptor
@@ -378,19 +430,22 @@ class ImageSearch:
         min_score: float | None = None,
         offset: int = 0,
         without: str | None = None,
+        verify: bool | None = None,
     ) -> Results:
-        """The k pictures most similar to a picture, to the part of it in a box, or to several pictures joined.
+        """The k pictures that show the same as a picture, as the part of it in a box, or as several pictures joined.
+
+        `verify` checks the best results by geometry: what agrees with the query leads, the rest is merely similar. By
+        default it is done where the index keeps local features.
 
         `expand` (average, alpha) searches again with the query and its best results joined; `augment` compares with
-        each result's own neighbours too; `rerank` (k-reciprocal, diffusion, superglobal) orders the best results anew.
+        each result's own neighbours too; `rerank` (k-reciprocal, diffusion, superglobal) re-ranks the best results.
         `offset` leaves out as many of the first results, `without` the picture of that id.
         """
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset)
         images, boxes = _together(image, box)
-        query = self._describe(images, boxes)
-        found = find_matches(self.store, query, options, curve=self.calibration, without=without, started=started)
-        return self._with_away(found)
+        asked = self._local(images, boxes) if self._verifies(verify) else []
+        return self._found(self._describe(images, boxes), options, asked, without, started)
 
     def search_id(
         self,
@@ -404,14 +459,22 @@ class ImageSearch:
         where: Filter | None = None,
         min_score: float | None = None,
         offset: int = 0,
+        verify: bool | None = None,
     ) -> Results:
         """The same for a picture of the index, by its vector, or for the part of it in a box; it is not among them."""
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset)
         id_bytes(id)  # or results could hold it under another spelling
-        query = self.vectors([id])[0] if box is None else self._describe([self.file(id)], [check_box(box)])
-        found = find_matches(self.store, query, options, curve=self.calibration, without=id, started=started)
-        return self._with_away(found)
+        asked: list[Features] = []
+        if box is None:
+            query = self.vectors([id])[0]
+            if self._verifies(verify):
+                asked = [unpack(code) for code in self.store.features([id]) if code is not None]
+        else:
+            picture, part = self.file(id), check_box(box)
+            query = self._describe([picture], [part])
+            asked = self._local([picture], [part]) if self._verifies(verify) else []
+        return self._found(query, options, asked, id, started)
 
     def search_vector(
         self,
@@ -427,8 +490,63 @@ class ImageSearch:
     ) -> Results:
         """The same for a vector (D,) of this descriptor."""
         options = Options(k, expand, rerank, augment, where, min_score, offset)
-        query = as_query(vector, self.meta.dim)
-        return self._with_away(find_matches(self.store, query, options, curve=self.calibration))
+        return self._found(as_query(vector, self.meta.dim), options, [], None, time.monotonic())
+
+    def _found(
+        self, query: Vectors, options: Options, asked: Sequence[Features], without: str | None, started: float
+    ) -> Results:
+        """Verified by the local features of what was asked for, if there are any."""
+        if any(len(part) for features in asked for part in features):
+            device = resolve_device(self._device)
+            found = find_verified(
+                self.store,
+                query,
+                asked,
+                options,
+                without=without,
+                device=None if device.type == "cpu" else str(device),
+                started=started,
+            )
+        elif asked:  # pictures without any texture: nothing can be verified, and so nothing is claimed
+            found = find_matches(self.store, query, options, without=without, started=started)
+            found = replace(found, no_match=True, checked=True)
+        else:
+            found = find_matches(self.store, query, options, curve=self.calibration, without=without, started=started)
+        return self._with_away(found)
+
+    def agreement(
+        self, id: str, *, image: Image | None = None, box: Box | None = None, query_id: str | None = None
+    ) -> Agreement | None:
+        """In what a picture of the index agrees with an image, or with another picture of the index.
+
+        None where there are no local features to tell; inliers 0 where nothing agrees.
+        """
+        (code,) = self.store.features([id]) if self.meta.features else [None]
+        asked: list[Features] = []
+        if code is not None and query_id is not None and box is None:
+            asked = [unpack(own) for own in self.store.features([query_id]) if own is not None]
+        elif code is not None:
+            part = None if box is None else check_box(box)
+            asked = self._local([image if query_id is None else self.file(query_id)], [part])
+        if not asked or code is None:
+            return None
+        return verify_features(asked[0], [unpack(code)])[0]
+
+    def _verifies(self, wanted: bool | None) -> bool:
+        if wanted and not self.meta.features:
+            raise InputError(
+                f"The index {self.index_name} keeps no local features to verify by. Add them: cooc index --verify sift"
+            )
+        return bool(self.meta.features) if wanted is None else wanted
+
+    def _local(self, images: list[Any], boxes: list[Box | None]) -> list[Features]:
+        """The local features of a query's pictures. Tensors have none: nobody knows how they were scaled."""
+        found, device = list[Features](), str(resolve_device(self._device))
+        for image, box in zip(images, boxes, strict=True):
+            if is_picture(image):
+                pixels, size, part = load_view(image, LONGEST, box)
+                found.append(extract(self.meta.features, pixels, size=size, box=part, limit=QUERY, device=device))
+        return found
 
     def _with_away(self, results: Results) -> Results:
         """It is said of each match whether its file is away."""
@@ -451,11 +569,37 @@ class ImageSearch:
             raise InputError(f"There is no picture {id} in the index {self.index_name}: search again.")
         return self.collection.picture(record.entry)
 
-    def duplicates(self, threshold: float = NEAR_DUPLICATE, *, where: Filter | None = None) -> Iterator[list[Record]]:
-        """Groups of pictures that are joined by similarities of at least `threshold`."""
-        return find_duplicates(self.store, threshold, where)
+    def duplicates(
+        self, threshold: float | None = None, *, where: Filter | None = None, verify: bool | None = None
+    ) -> Iterator[list[Record]]:
+        """Groups of copies: re-saved, smaller, cropped, turned or mirrored.
+
+        Where the index keeps local features, geometry decides, and `threshold` is only the least similarity of two
+        (by default a low one). Without, or with `verify=False`, pictures are joined by a similarity of at least
+        `threshold`, 0.8 by default: then smaller copies and crops are missed, and very similar views are joined.
+        """
+        if not self._verifies(verify):
+            return find_duplicates(self.store, NEAR_DUPLICATE if threshold is None else threshold, where)
+        device = resolve_device(self._device)
+        return find_copies(
+            self.store,
+            threshold,
+            where,
+            mirrored=self._mirrored,
+            device=None if device.type == "cpu" else str(device),
+        )
+
+    def _mirrored(self, id: str) -> Features:
+        """Local features of a picture's mirror image; none if its file cannot be read now."""
+        try:
+            pixels, size, _ = load_view(self.file(id), LONGEST)
+        except (ImageError, InputError):
+            return ()
+        flipped = np.ascontiguousarray(pixels[:, ::-1])
+        return extract(self.meta.features, flipped, size=size, device=str(resolve_device(self._device)))
 
     def status(self) -> Status:
+        with_features, feature_bytes = self.store.count_features()
         return Status(
             index=self.index_name,
             root=self.collection.url,
@@ -472,6 +616,9 @@ class ImageSearch:
             cooc_version=self.meta.cooc_version,
             weights_hash=self.meta.weights_hash,
             config=self.meta.config,
+            features=self.meta.features,
+            with_features=with_features,
+            feature_bytes=feature_bytes,
         )
 
     def close(self) -> None:

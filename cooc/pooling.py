@@ -235,7 +235,7 @@ def bilinear_matrix(A: Tensor, C: Tensor | None = None) -> Tensor:
 
 
 def bilinear(A: Tensor, C: Tensor | None = None, *, sqrt: bool = False) -> Tensor:
-    """Bilinear pooling, whole: C*C values for each image. Without C it is BP(AA). (B, C*C)"""
+    """Bilinear pooling, whole: C*C dimensions for each image. Without C it is BP(AA). (B, C*C)"""
     B = bilinear_matrix(A, C).flatten(1)
     return signed_sqrt(B) if sqrt else B
 
@@ -246,7 +246,7 @@ def sketch_hashes(channels: int, dim: int = 8192, seed: int = 0) -> tuple[Tensor
     They come from a cryptographic digest of the seed, not from a random generator, so they are the same for ever.
     """
     if dim < 1 or dim > 2**20:
-        raise InputError(f"A sketch has between 1 and 2^20 values; got {dim}.")
+        raise InputError(f"A sketch has between 1 and 2^20 dimensions; got {dim}.")
 
     def draw(name: str) -> Tensor:
         digest = hashlib.shake_128(f"cooc sketch {seed} {name} {dim}".encode()).digest(8 * channels)

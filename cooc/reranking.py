@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cooc.errors import InputError, UnknownNameError
+from cooc.vectors import unit_rows
 
 __all__ = [
     "EXPANSIONS",
     "RERANKERS",
-    "Graph",
+    "NeighbourGraph",
     "alpha_expansion",
     "average_expansion",
     "database_augmentation",
@@ -149,8 +150,7 @@ def alpha_expansion(
     if len(database):
         for rows in _blocks(len(queries), _rows_for(n * database.shape[1])):
             expanded[rows] += np.einsum("qn,qnd->qd", weights[rows], database[indices[rows]])
-    expanded /= np.maximum(np.linalg.norm(expanded, axis=1, keepdims=True), TINY)
-    return expanded
+    return unit_rows(expanded)
 
 
 def database_augmentation(database: ArrayLike, n: int = 10, alpha: float = 3) -> Vectors:
@@ -279,14 +279,14 @@ def superglobal_scores(query: ArrayLike, candidates: ArrayLike, *, neighbours: i
 
 
 @dataclass(frozen=True)
-class Graph:
+class NeighbourGraph:
     """Sparse symmetric affinity of a database: row i is joined to row `indices[i, c]` with weight `weights[i, c]`."""
 
     indices: Indices  # (N, K)
     weights: Scores  # (N, K), 0 where there is no edge
 
 
-def knn_graph(database: ArrayLike, neighbours: int = 50, gamma: float = 3) -> Graph:
+def knn_graph(database: ArrayLike, neighbours: int = 50, gamma: float = 3) -> NeighbourGraph:
     """W = max(similarity, 0)^gamma between mutual nearest neighbours, as D^-1/2 W D^-1/2. Make it once and keep it.
 
     Only mutual edges count: each row then has at most `neighbours` of them, and the graph is symmetric as it is.
@@ -299,7 +299,7 @@ def knn_graph(database: ArrayLike, neighbours: int = 50, gamma: float = 3) -> Gr
     weights = np.maximum(scores, 0) ** np.float32(gamma) * np.isin(back, there, assume_unique=True)
     degrees = weights.sum(axis=1)
     scale = np.divide(1, np.sqrt(degrees), out=np.zeros_like(degrees), where=degrees > 0)
-    return Graph(indices, weights * scale[:, None] * scale[indices])
+    return NeighbourGraph(indices, weights * scale[:, None] * scale[indices])
 
 
 def diffusion(
@@ -308,7 +308,7 @@ def diffusion(
     k: int | None = None,
     *,
     shortlist: int = 5000,
-    graph: Graph | None = None,
+    graph: NeighbourGraph | None = None,
     neighbours: int = 50,
     gamma: float = 3,
     seeds: int = 10,
@@ -323,14 +323,16 @@ def diffusion(
     queries, vectors = _pair(queries, database)
     whole = knn_graph(vectors, neighbours, gamma) if graph is None else graph
     if len(whole.indices) != len(vectors):
-        raise InputError(f"A graph of {len(whole.indices)} rows for {len(vectors)} vectors. Make it anew: knn_graph().")
+        raise InputError(
+            f"A graph of {len(whole.indices)} rows for {len(vectors)} vectors. Make it again: knn_graph()."
+        )
     place = np.full(len(vectors), -1)  # of a row in the shortlist
 
     def score(query: Vectors, chosen: Indices) -> NDArray[np.float64]:
         place[chosen] = np.arange(len(chosen))
         indices = place[whole.indices[chosen]]
         place[chosen] = -1
-        part = Graph(np.maximum(indices, 0), whole.weights[chosen] * (indices >= 0))
+        part = NeighbourGraph(np.maximum(indices, 0), whole.weights[chosen] * (indices >= 0))
         similarities = vectors[chosen] @ query
         return diffusion_scores(similarities, part, gamma=gamma, seeds=seeds, alpha=alpha, iterations=iterations)
 
@@ -339,7 +341,7 @@ def diffusion(
 
 def diffusion_scores(
     similarities: ArrayLike,
-    graph: Graph,
+    graph: NeighbourGraph,
     *,
     gamma: float = 3,
     seeds: int = 10,

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from cooc.errors import CoocError, MachineError
 from cooc.pictures.batches import Bad, Batch, Item, batches, default_workers
+from cooc.pictures.shared_memory import Beside
 
 __all__ = ["batch_pixels", "download", "stream", "upload"]
 
@@ -45,13 +46,18 @@ def stream(
     min_side: int = 1,
     workers: int | None = None,
     fallback: Begin[T] | None = None,
+    beside: Beside | None = None,
 ) -> Iterator[tuple[Item, T | CoocError]]:
-    """Each item with its result, in whatever order batches fill up. `workers`: processes that decode; 0 is threads."""
+    """Each item with its result, in whatever order batches fill up. `workers`: processes that decode; 0 is threads.
+
+    `beside` makes something else of each picture where it is decoded; items carry it as `aside`.
+    """
     if workers is None:
         workers = default_workers(device.type)
     ahead = 0 if device.type == "cpu" else 2  # batches that wait at a device, which has no rest then
     begun: deque[tuple[list[Item], Callable[[], list[T | CoocError]]]] = deque()
-    for batch in batches(items, size=size, min_side=min_side, workers=workers, batch_pixels=batch_pixels(device)):
+    most = batch_pixels(device)
+    for batch in batches(items, size=size, min_side=min_side, workers=workers, batch_pixels=most, beside=beside):
         if isinstance(batch, Bad):
             yield batch.item, batch.error
             continue

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from cooc.api import DESCRIPTION
-from cooc.api.routes import router
+from cooc.api.routes import ROUTERS
 
 PAGE = Path(__file__).with_name("api.md")
 HEAD = f"""# REST API
@@ -22,7 +22,8 @@ Written by `make docs` from the OpenAPI schema (`/api/v1/openapi.json`; `/docs` 
 
 def schema() -> dict[str, Any]:
     app = FastAPI(title="cooc")
-    app.include_router(router)
+    for router in ROUTERS:
+        app.include_router(router)
     found = app.openapi()
     for methods in found["paths"].values():  # choices are shown where they are made
         for parameter in (one for route in methods.values() for one in route.get("parameters", [])):

@@ -24,6 +24,7 @@ Written by `make docs` from `--help`; do not edit. Pictures may be of any common
 | 4 | weights missing, damaged or not to be had |
 | 5 | an index that cannot be used as asked |
 | 6 | a benchmark's data are missing or wrong |
+| 7 | this machine failed: no memory, no file handles, a disk with read errors. What was done is kept |
 | 130 | interrupted |
 
 `COOC_HOME` moves the cache, `COOC_OFFLINE=1` forbids fetching, `COOC_DEBUG=1` shows tracebacks.
@@ -39,8 +40,8 @@ def sections(command: Any, path: str, parent: Any = None) -> Iterator[str]:
     context = command.context_class(command, info_name=path.rpartition(" ")[2], parent=parent, terminal_width=100)
     text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     yield f"\n## {path}\n\n```text\n{text}\n```\n"
-    for name, child in getattr(command, "commands", {}).items():
-        if not child.hidden:
+    for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        if not (child := command.commands[name]).hidden:
             yield from sections(child, f"{path} {name}", context)
 
 

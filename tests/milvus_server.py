@@ -69,7 +69,16 @@ class MilvusLite:
     def harm(self, folder: Path, image: Record, data: Callable[[bytes], bytes]) -> None:
         harm(self.address(folder), image, data)
 
+    def harm_features(self, folder: Path, image: Record) -> None:
+        harm_file(folder / "index.db.features" / "photos", image)
+
     def drop(self, folder: Path) -> None: ...
+
+
+def harm_file(features: Path, image: Record) -> None:
+    file = features / image.sha256[:2] / image.sha256
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
 def harm(address: str, image: Record, data: Callable[[bytes], bytes]) -> None:
@@ -95,8 +104,8 @@ class Milvus:
     """A server on a port of this machine.
 
     Loading a collection takes it three seconds, in which it mostly waits. So there are always some ahead, empty and
-    loaded, that `create_store` finds as if somebody had been interrupted while making them: for vectors of 16 numbers,
-    as most tests use.
+    loaded, that `create_store` finds as if somebody had been interrupted while making them: for vectors of 16
+    dimensions, as most tests use.
     """
 
     requires = "milvus"
@@ -130,6 +139,11 @@ class Milvus:
 
     def harm(self, folder: Path, image: Record, data: Callable[[bytes], bytes]) -> None:
         harm(self._given[folder], image, data)
+
+    def harm_features(self, folder: Path, image: Record) -> None:
+        """They lie where `tests.index.test_features` says."""
+        name = self._given[folder].rpartition("/")[2].partition("?")[0]
+        harm_file(folder / "features" / name, image)
 
     def _name(self) -> str:
         return self.url(f"test_{next(self._numbers)}")

@@ -42,6 +42,9 @@ class Engine(Protocol):
     def harm(self, folder: Path, image: Record, data: Callable[[bytes], bytes]) -> None:
         """Damage what is stored of an image's vector (little-endian float32), as a failing disk would."""
 
+    def harm_features(self, folder: Path, image: Record) -> None:
+        """Damage what is stored of its local features: its last byte is another one."""
+
     def drop(self, folder: Path) -> None:
         """The index of that folder is no longer needed, if it costs anything."""
 
@@ -53,6 +56,10 @@ class Server(Engine, Protocol):
     def start(self) -> None: ...
     def kill(self) -> None: ...
     def end(self) -> None: ...
+
+
+def harmed(code: bytes) -> bytes:
+    return code[:-1] + bytes([code[-1] ^ 1])
 
 
 class Embedded:
@@ -68,6 +75,12 @@ class Embedded:
             (found,) = connection.execute(f"SELECT vector FROM vectors {where}", (name,)).fetchone()
             connection.execute(f"UPDATE vectors SET vector = ? {where}", (data(found), name))
         shutil.rmtree(folder / "index" / "cache", ignore_errors=True)  # where a good copy may be
+
+    def harm_features(self, folder: Path, image: Record) -> None:
+        with closing(sqlite3.connect(folder / "index" / "index.sqlite")) as connection, connection:
+            content = bytes.fromhex(image.sha256)
+            (code,) = connection.execute("SELECT code FROM features WHERE sha256 = ?", (content,)).fetchone()
+            connection.execute("UPDATE features SET code = ? WHERE sha256 = ?", (harmed(code), content))
 
     def drop(self, folder: Path) -> None: ...
 
@@ -112,8 +125,18 @@ class Postgres:
             (found,) = connection.execute("SELECT vector::real[] FROM vectors WHERE id = %s", (name,)).fetchone() or [
                 []
             ]
-            harmed = np.frombuffer(data(np.array(found, "<f4").tobytes()), "<f4")
-            connection.execute("UPDATE vectors SET vector = %s::real[]::vector WHERE id = %s", (harmed.tolist(), name))
+            changed = np.frombuffer(data(np.array(found, "<f4").tobytes()), "<f4")
+            connection.execute("UPDATE vectors SET vector = %s::real[]::vector WHERE id = %s", (changed.tolist(), name))
+
+    def harm_features(self, folder: Path, image: Record) -> None:
+        import psycopg
+
+        content = bytes.fromhex(image.sha256)
+        with psycopg.connect(self.url("none").partition("?")[0]) as connection:
+            connection.execute(f"SET search_path TO cooc_{self._index(folder)}, public")
+            row = connection.execute("SELECT code FROM features WHERE sha256 = %s", (content,)).fetchone()
+            assert row is not None
+            connection.execute("UPDATE features SET code = %s WHERE sha256 = %s", (harmed(row[0]), content))
 
     def drop(self, folder: Path) -> None: ...
 
@@ -136,7 +159,7 @@ class Postgres:
         import psutil
 
         processes = [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]
-        for process in reversed(processes):  # first the one that would start others anew
+        for process in reversed(processes):  # first the one that would start others again
             process.kill()
         self.process.wait()
         psutil.wait_procs(processes)

@@ -68,9 +68,10 @@ def write_collection(root: Path) -> Path:
     return root
 
 
-def make_index(root: Path, calibration: Calibration | None = None) -> ImageSearch:
+def make_index(root: Path, calibration: Calibration | None = None, features: str = "") -> ImageSearch:
     """The collection indexed, and open to be read."""
-    with ImageSearch.create(root / ".cooc", recipe=RECIPE, root=root, descriptor=descriptor()) as writer:
+    made = ImageSearch.create(root / ".cooc", recipe=RECIPE, root=root, features=features, descriptor=descriptor())
+    with made as writer:
         writer.index([root], workers=0)
     search = ImageSearch.open(root / ".cooc", descriptor=descriptor())
     search.calibration = calibration

@@ -17,6 +17,7 @@ import pytest
 import typer
 from PIL import Image
 
+from benchmarks.__main__ import app as benchmarks_app
 from cooc.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -87,26 +88,44 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str)
     assert stated >= 3
 
 
-def test_readme_commands_exist() -> None:
-    """Every `cooc ...` line names a command, and options that it has."""
-    lines = [line for block in blocks("(?:sh|bash|console)") for line in block.splitlines()]
-    commands = [
-        shlex.split(line.removeprefix("$ "), comments=True)[1:] for line in lines if re.match(r"(\$ )?cooc ", line)
-    ]
-    assert len(commands) >= 3
-    for words in commands:
-        command: Any = typer.main.get_command(app)
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {ROOT / "docs/cli.md"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page: Path) -> None:
+    """Every `cooc ...` and `python -m benchmarks ...` line names a command, and options that it has."""
+    apps = {"cooc ": app, "python -m benchmarks ": benchmarks_app}
+    text = page.read_text(encoding="utf-8")
+    lines = [line for block in blocks("sh", text) for line in block.splitlines()]
+    lines += re.findall(r"^    ((?:cooc|python -m benchmarks) .*)", text, re.MULTILINE)
+    found = [(start, line) for line in lines for start in apps if line.startswith(start)]
+    if page.name == "README.md":
+        assert len(found) >= 3
+        assert max(map(len, lines)) <= 120  # a first screen, not a log
+    for start, line in found:
+        command: Any = typer.main.get_command(apps[start])
+        words = shlex.split(line.removeprefix(start), comments=True)
         while words and hasattr(command, "commands"):
-            assert words[0] in command.commands, f"README names `cooc {words[0]}`"
+            if words[0] not in command.commands and command.name == "bench":
+                words.insert(0, "dataset")  # cooc bench DATASET
+            assert words[0] in command.commands, f"{page.name} names `{start}{words[0]}`"
             command = command.commands[words.pop(0)]
         options = {option for parameter in command.params for option in parameter.opts}
         used = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
-        assert used <= options, f"{command.name}: README uses {used - options}"
+        assert used <= options, f"{command.name}: {page.name} uses {used - options}"
 
 
-def test_readme_files_exist() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Files that exist, and headings that they have."""
+    for target, heading in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8")):
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{page.name}: {target}"
+        if heading:
+            text = re.sub(r"^```.*?^```", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+            titles = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert heading in anchors, f"{page.name}: {target}#{heading}"
 
 
 def test_make_targets_exist() -> None:

@@ -64,6 +64,10 @@ def test_equals_the_official_rules(protocol: str, data: st.DataObject) -> None:
     np.testing.assert_allclose(result.map, expected_map, atol=1e-12, rtol=0)
     for k in KS:
         np.testing.assert_allclose(result.mp_at_k[k], expected_at[k], atol=1e-12, rtol=0)
+    expected_recall, expected_mrr = reference.recall_and_mrr(rankings, truth, KS)
+    for k in KS:
+        np.testing.assert_allclose(result.recall_at_k[k], expected_recall[k], atol=1e-12, rtol=0)
+    np.testing.assert_allclose(result.mrr, expected_mrr, atol=1e-12, rtol=0)
     for ranked, (positives, junk), ap in zip(rankings, truth, result.ap, strict=True):
         if positives:
             assert ap == pytest.approx(reference.oxford_ap(ranked, positives, junk), abs=1e-12)
@@ -100,6 +104,14 @@ def test_protocols_by_hand() -> None:
     assert hard.map == 1  # 3 2 4 5
     assert medium.mp_at_k == {1: 1.0, 5: pytest.approx(2 / 3), 10: pytest.approx(2 / 3)}  # stops at place 3
     assert hard.mp_at_k == {1: 1.0, 5: 1.0, 10: 1.0}
+
+
+def test_recall_and_mrr_by_hand() -> None:
+    """First positives at places 1, 3 (its junk not counted) and nowhere; the fourth query has none to find."""
+    queries = [Query(positives=[0, 9]), Query(positives=[5], junk=[7]), Query(positives=[8]), Query(positives=[])]
+    result = evaluate([[0, 1, 2], [1, 7, 2, 5], [0, 1], [0, 1]], queries, "plain", ks=(1, 2, 3))
+    assert result.recall_at_k == {1: pytest.approx(1 / 3), 2: pytest.approx(1 / 3), 3: pytest.approx(2 / 3)}
+    assert result.mrr == pytest.approx((1 + 1 / 3 + 0) / 3)
 
 
 def test_holidays_leaves_the_query_out() -> None:

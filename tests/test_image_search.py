@@ -36,7 +36,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     write_photos(folder, 20)
     write_photos(folder / "below", 10, seed=1)
-    with ImageSearch.create(folder / ".cooc", recipe=RECIPE, descriptor=descriptor()) as search:
+    with ImageSearch.create(folder / ".cooc", recipe=RECIPE, features="", descriptor=descriptor()) as search:
         search.index([folder])
     return folder
 

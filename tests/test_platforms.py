@@ -55,7 +55,10 @@ if __name__ == "__main__":
         search.store.compact()
         assert not search.store.verify()
         search.store.snapshot(str(root / "copy"))
-    import cooc.provenance, cooc.training.train
+    import cooc.api.open_files, cooc.cli, cooc.provenance, cooc.training.train
+    cooc.api.open_files.raise_limit()
+    most, each = cooc.api.open_files.room(8, 4)
+    assert 1 <= each <= most <= 8
     assert cooc.provenance.provenance("cpu")["machine"]["cpu"]
     print("a day without Linux")
 """

@@ -32,7 +32,7 @@ def calibrate(
 ) -> None:
     """Fit the calibration of recipes on labelled queries: half to fit, half to test."""
     from benchmarks.calibration import calibrate_recipe, write_curve
-    from cooc.bench.run import Options
+    from cooc.bench.describing import BenchOptions
     from cooc.datasets.retrieval import load_dataset
     from cooc.recipes import find_recipe
 
@@ -40,7 +40,7 @@ def calibrate(
     _check_output(curves, ".json")
     results.mkdir(parents=True, exist_ok=True)
     dataset = load_dataset(str(folder), folder.parent)
-    options = Options(device=device, workers=workers, cache=cache)
+    options = BenchOptions(device=device, workers=workers, cache=cache)
     table = Table("space", "Brier", "base rate", "ECE", "nothing found: said rightly", "wrongly")
     for found in [find_recipe(name) for name in recipe.split(",")]:
         report = calibrate_recipe(dataset, found, options, vectors)

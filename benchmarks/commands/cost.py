@@ -1,4 +1,4 @@
-"""`cooc bench engines`, `cooc bench compact` and `cooc bench growth`: what an index and its parts cost."""
+"""Commands `engines`, `compact`, `growth` and `features`: what an index and its parts cost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def bench_compact(
 ) -> None:
     """What mAP is lost when vectors are stored as float16, int8, int4 or pq."""
     from benchmarks.compact import export_vectors, import_vectors, measure_compact, whitened
-    from cooc.bench.run import Options
+    from cooc.bench.describing import BenchOptions
     from cooc.datasets.retrieval import load_dataset
     from cooc.recipes import find_recipe
 
@@ -64,7 +64,7 @@ def bench_compact(
     if vectors:
         pairs = import_vectors(loaded, vectors)
     elif recipe:
-        options = Options(device=device, dtype=dtype, cache=cache)
+        options = BenchOptions(device=device, dtype=dtype, cache=cache)
         pairs = whitened(loaded, [find_recipe(name) for name in recipe.split(",")], options)
     else:
         raise InputError("Name recipes with -r, or files of vectors with --vectors.")
@@ -104,3 +104,24 @@ def bench_growth(
     for row in rows:
         table.add_row(*(str(value["most"] if isinstance(value, dict) else value) for value in row.values()))
     out.print(table)
+
+
+def bench_features(
+    folder: Annotated[Path, typer.Argument(help="A folder of photos.")],
+    engines: Annotated[str, typer.Option(help="sift, xfeat or sift+xfeat.")] = "sift",
+    recipe: Annotated[
+        str, typer.Option("--recipe", "-r", help="Whose vectors they are compared with.")
+    ] = "paper-linear",
+    count: Annotated[int, typer.Option(help="Photos.")] = 40,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """What local features cost in an index: seconds and bytes of a picture."""
+    from benchmarks.features import measure_features
+
+    found = measure_features(folder, engines, recipe, count)
+    _write(found, file=results / "features-cpu.json")
+    seconds = found["processor seconds of a picture"]
+    out.print(
+        f"{found['features of a picture']} features, {found['bytes of a picture']} bytes a picture; "
+        f"{seconds['features']} s of the processor, {100 * found['features beside the vector']:.1f} % of the vector's"
+    )

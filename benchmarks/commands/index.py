@@ -38,7 +38,7 @@ def bench_index(
     """Indexing against the bare network on the same pictures; or what kill -9 does to an index, or how it ranks."""
     from benchmarks.agreement import compare_rankings
     from benchmarks.indexing import kill_and_resume, measure_throughput, open_or_create
-    from cooc.bench.run import Options
+    from cooc.bench.describing import BenchOptions
     from cooc.pictures.malloc import keep_maps
     from cooc.provenance import provenance
     from cooc.recipes import find_recipe
@@ -47,7 +47,10 @@ def bench_index(
         keep_maps()
     with err.status("Measuring ..."):
         if ranking:
-            name, found = "ranking", compare_rankings(folder, recipe, Options(device, workers=workers, cache=cache))
+            name, found = (
+                "ranking",
+                compare_rankings(folder, recipe, BenchOptions(device, workers=workers, cache=cache)),
+            )
         elif kills:
             name, opening = "kills", functools.partial(open_or_create, recipe=recipe, device=device)
             found = kill_and_resume(folder, opening, kills, seed, commit_images=1)

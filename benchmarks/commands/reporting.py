@@ -24,7 +24,7 @@ def tables(
     ] = False,
     root: Annotated[Path, typer.Option(help="The folder of README.md, docs/ and cooc/.")] = Path(),
 ) -> None:
-    """The paper's tables, row by row: its values, ours from results/, and the difference."""
+    """The tables of the documents, from results/: what was measured, beside what the paper published."""
     from benchmarks import planning, report
 
     found = report.load_results(results)

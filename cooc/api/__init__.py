@@ -5,7 +5,7 @@ uvicorn.run(create_app(ImageSearch.open("photos/.cooc"), settings), http=impatie
 
 settings.py     what may be done, by whom, and how much of it
 schemas.py      what goes in and out, as OpenAPI shows it
-routes.py       one function for each route: it calls the search object and shapes the answer
+routes/         one function for each route: it calls the search object and shapes the answer
 services.py     what the routes share: the search object, processes that decode, bounded pools of threads
 pictures.py     files of the index, and small versions of them
 indexing.py     one indexing run at a time, with its progress
@@ -36,6 +36,7 @@ from cooc.api.connections import impatient
 from cooc.api.head import Head
 from cooc.api.limits import BodyLimits
 from cooc.api.open_files import quieten
+from cooc.api.schemas import PREFIX
 from cooc.api.services import Services
 from cooc.api.settings import Settings
 from cooc.image_search import ImageSearch
@@ -68,11 +69,11 @@ def create_app(search: ImageSearch, settings: Settings | None = None) -> FastAPI
         lifespan=lifespan,
         docs_url=None,  # the usual page loads scripts from elsewhere; web/docs.html shows the same
         redoc_url=None,
-        openapi_url="/api/v1/openapi.json",
+        openapi_url=f"{PREFIX}/openapi.json",
     )
     app.state.services = services
-    app.include_router(routes.router)
-    app.include_router(metrics.router)
+    for router in (*routes.ROUTERS, metrics.router):
+        app.include_router(router)
     app.mount("/", Page(), name="page")
     security.hide_errors(app)
     # The last one added is the first to see a request.

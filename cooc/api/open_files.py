@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import resource
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,22 +18,31 @@ PERIOD = 60.0  # seconds in which a shortage is told once
 SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-def raise_limit() -> int:
-    """As many open files as the system lets us have without asking anybody; how many that is."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def raise_limit() -> None:
+    """As many open files as the system lets us have without asking anybody."""
     try:
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        return hard
-    except (OSError, ValueError):  # macOS calls it unlimited, and refuses that
-        return soft
+    except (ImportError, OSError, ValueError):  # Windows has no limit; macOS calls it unlimited, and refuses that
+        return
+
+
+def _limit() -> float:
+    try:
+        import resource
+    except ImportError:
+        return math.inf
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def room(connections: int, each: int) -> tuple[int, int]:
     """Connections there may be, in all and of one address: a connection may need a second file, that of a picture. One
     address never has room for all, so that others are let in."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != resource.RLIM_INFINITY:
-        connections = min(connections, (limit - min(RESERVED, limit // 2)) // 2)
+    if (limit := _limit()) < math.inf:
+        connections = min(connections, int(limit - min(RESERVED, limit // 2)) // 2)
     return connections, min(each, max(connections // 2, 1))
 
 

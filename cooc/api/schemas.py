@@ -13,17 +13,33 @@ from cooc.index.shortlist import Match, Results
 from cooc.index.store import Filter, Record
 from cooc.index.sync import Report
 from cooc.pictures.boxes import Box
+from cooc.verification.agreement import Agreement
+from cooc.verification.probability import same_thing
 
-__all__ = ["DEEPEST", "BoxQuery", "Expansion", "ImageId", "Reranking", "SearchOptions", "Where"]
+__all__ = [
+    "DEEPEST",
+    "PREFIX",
+    "BoxQuery",
+    "Expansion",
+    "ImageId",
+    "Limit",
+    "Reranking",
+    "SearchOptions",
+    "Where",
+    "WhereQuery",
+    "problems",
+]
 
+PREFIX = "/api/v1"
 Expansion = Literal["none", "average", "alpha"]
 Reranking = Literal["none", "k-reciprocal", "diffusion", "superglobal"]
 DEEPEST = 10_000  # results that can be scrolled to
+POINTS = 200  # that an explanation shows
 
 _ID = r"^[0-9a-f]{32}$"
 _BOX = r"^(-?\d{1,6}(\.\d{1,6})?)(,-?\d{1,6}(\.\d{1,6})?){3}$"
 _DATE = r"^\d{4}(-\d\d(-\d\d)?)?$"
-ImageId = Annotated[str, Path(pattern=_ID, description="Of a picture, as results name it.")]
+ImageId = Annotated[str, Path(pattern=_ID, description="The id of a picture, as in results.")]
 BoxQuery = Annotated[
     str | None, Query(pattern=_BOX, description="x0,y0,x1,y1 in pixels of the upright, full-size picture.")
 ]
@@ -60,9 +76,13 @@ class SearchOptions(Where):
         default=0, ge=0, le=DEEPEST, description="Results before them: `next_offset` of the last answer."
     )
     expand: Expansion = Field(default="none", description="Search again with the query and its best results joined.")
-    rerank: Reranking = Field(default="none", description="Order the best 400 results anew.")
+    rerank: Reranking = Field(default="none", description="Re-rank the best 400 results.")
     augment: bool = Field(default=False, description="Compare with the neighbours of each result, too.")
     min_score: float | None = Field(default=None, ge=-1, le=1, description="Leave out what is less similar.")
+    verify: bool | None = Field(
+        default=None,
+        description="Check the best results by geometry. By default that is done where the index has local features.",
+    )
 
 
 class Out(BaseModel):
@@ -87,22 +107,56 @@ def _picture(record: Record) -> dict[str, Any]:
     return {"id": record.id, "path": shown(record.path), "taken": record.taken, "tags": sorted(record.tags), **size}
 
 
+class RegionOut(Out):
+    region: list[tuple[float, float]] = Field(description="Corners of the region that agrees, in full-size pixels.")
+    box: tuple[float, float, float, float] | None = Field(description="The box around it; null where nothing agrees.")
+    size: tuple[int, int] = Field(description="Width and height of the picture.")
+
+
+class AgreementOut(Out):
+    engine: str = Field(description="What the local features are: sift or xfeat.")
+    inliers: int = Field(description="Points of both pictures that agree on one geometry.")
+    transform: list[list[float]] = Field(description="3 x 3, from pixels of the query to pixels of the picture.")
+    query: RegionOut
+    picture: RegionOut
+
+    @classmethod
+    def of(cls, agreement: Agreement) -> AgreementOut:
+        return cls(**agreement.as_dict())
+
+
 class MatchOut(Picture):
     score: float = Field(description="Similarity, the inner product with the query: 1 is the same picture.")
-    verified: bool = Field(description="False: merely similar, nothing but the vectors was compared.")
+    verified: bool = Field(description="False: merely similar, no geometry shows that it is the same thing.")
     probability: float | None = Field(
-        description="Of an unverified result: how often one with such a score was right among the pictures that the "
-        "index's calibration was fitted on, which need not be like these. null without a calibration."
+        description="Of a verified result: that it shows the same thing. Of another, where nothing was checked by "
+        "geometry: how often one with such a score was right among the pictures that the index's calibration was "
+        "fitted on, which need not be like these. Else null."
     )
+    agreement: AgreementOut | None = Field(description="In what it agrees with the query, if it is verified.")
+    query_picture: int = Field(description="With which of the query's pictures, from 0.")
 
     @classmethod
     def found(cls, match: Match) -> MatchOut:
-        return cls(**_picture(match.record), score=match.score, verified=match.verified, probability=match.probability)
+        return cls(
+            **_picture(match.record),
+            score=match.score,
+            verified=match.verified,
+            probability=match.probability,
+            agreement=AgreementOut.of(match.agreement) if match.agreement is not None else None,
+            query_picture=match.query,
+        )
 
 
 class ResultsOut(Out):
-    matches: list[MatchOut] = Field(description="Most similar first, or as re-ranking orders them.")
-    no_match: bool = Field(description="By its probability, even the best result is more likely another thing.")
+    matches: list[MatchOut] = Field(
+        description="What is verified, the most certain first; then the most similar first, or as re-ranking orders."
+    )
+    no_match: bool = Field(
+        description="Nothing is verified; where nothing was checked: by its probability, even the best result is more "
+        "likely another thing."
+    )
+    checked: bool = Field(description="Were the best results checked by geometry?")
     next_offset: int | None = Field(description="Where the next results begin; null if these were the last.")
     seconds: float
 
@@ -114,6 +168,7 @@ class ResultsOut(Out):
         return cls(
             matches=matches,
             no_match=results.no_match,
+            checked=results.checked,
             next_offset=following if more else None,
             seconds=results.seconds,
         )
@@ -154,20 +209,37 @@ class ExplanationOut(Out):
     exact: bool = Field(description="False: shares by the derivative, since the pooling is no sum over positions.")
     query: SharesOut
     match: SharesOut
+    agreement: AgreementOut | None = Field(description="What geometry says; null without local features of both.")
+    probability: float | None = Field(description="By geometry, that both show the same thing.")
+    points: list[tuple[float, float, float, float]] = Field(
+        description=f"At most {POINTS} of the points that agree: x, y in the query and x, y in the picture."
+    )
 
     @classmethod
-    def of(cls, why: Explanation) -> ExplanationOut:
-        return cls(score=why.score, exact=why.exact, query=SharesOut.of(why.query), match=SharesOut.of(why.match))
+    def of(cls, why: Explanation, agreement: Agreement | None) -> ExplanationOut:
+        return cls(
+            score=why.score,
+            exact=why.exact,
+            query=SharesOut.of(why.query),
+            match=SharesOut.of(why.match),
+            agreement=AgreementOut.of(agreement) if agreement is not None else None,
+            probability=same_thing(agreement) if agreement is not None else None,
+            points=agreement.pairs(POINTS) if agreement is not None else [],
+        )
 
 
 class StatusOut(Out):
-    name: str = Field(description="Of the collection's folder.")
+    name: str = Field(description="Name of the collection's folder.")
     images: int
     bad: int = Field(description="Files that could not be read.")
     recipe: str
     dim: int
-    calibrated: bool = Field(description="Do results have a probability, and can `no_match` be told?")
-    folders: list[str] = Field(description="That may be indexed by request.")
+    calibrated: bool = Field(
+        description="Have results that were not checked by geometry a probability, and can `no_match` be told of them?"
+    )
+    features: str = Field(description="Local features that results are verified by: sift, sift+xfeat; empty for none.")
+    with_features: int = Field(description="Pictures that have them.")
+    folders: list[str] = Field(description="Folders that may be indexed by request.")
     version: str
 
 
@@ -211,3 +283,12 @@ class Problem(BaseModel):
 def shown(path: str) -> str:
     """A path that JSON can hold: names that are not UTF-8 lose what cannot be shown."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """401, 403, 421, 422, 429 and 503 may come from anywhere; what a route adds is named there."""
+    return {code: {"model": Problem} for code in sorted({401, 403, 421, 422, 429, 503, *codes})}
+
+
+WhereQuery = Annotated[Where, Query()]
+Limit = Annotated[int, Query(ge=1, le=200)]

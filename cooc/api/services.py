@@ -10,6 +10,9 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from cooc.api.indexing import Indexing
 from cooc.api.limits import Pool
@@ -21,8 +24,9 @@ from cooc.image_search import ImageSearch
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import MAX_PIXELS, Decoded, Picture, decode_ahead
 from cooc.pictures.decoders import Decoders, Limits
+from cooc.verification.engines import LONGEST
 
-__all__ = ["Services"]
+__all__ = ["Services", "Shared"]
 
 log = logging.getLogger("cooc.api")
 LAST = 1.0  # seconds for what still runs when everybody has been answered; a network cannot be interrupted
@@ -67,6 +71,7 @@ class Services:
             size=self.search.config.size,
             box=box,
             min_side=self.search.descriptor.backbone.stride,
+            view=LONGEST if self.search.meta.features else None,
             max_pixels=most,
             others_wait=others_wait,
         )
@@ -85,3 +90,11 @@ class Services:
         self.ended = all(ended)
         if not self.ended:
             log.warning("What was being described was not waited for.")
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+Shared = Annotated[Services, Depends(_services)]  # what a route asks for

@@ -36,11 +36,11 @@ __all__ = ["about", "from_dataset", "from_marks"]
 LEAST = 10  # marks of either kind: fewer say nothing
 
 Vectors = NDArray[np.float32]
-Progress = Callable[[int, int], None]  # pictures described, pictures to describe
+Counted = Callable[[int, int], None]  # pictures described, pictures to describe
 
 
 def from_dataset(
-    search: ImageSearch, dataset: Dataset, *, workers: int | None = None, progress: Progress | None = None
+    search: ImageSearch, dataset: Dataset, *, workers: int | None = None, progress: Counted | None = None
 ) -> tuple[Calibration, dict[str, Any]]:
     """Fitted on half of the labelled queries, judged on the other half."""
     database = [Item(None, path) for path in dataset.image_paths]
@@ -62,7 +62,7 @@ def from_marks(
     *,
     folder: Path | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Counted | None = None,
 ) -> tuple[Calibration, dict[str, Any], list[str]]:
     """Fitted on all marks; the last value says which were left out, and why. `folder`: where queries may lie, too."""
     asked: dict[tuple[str, Box | None], tuple[int, Item | Record]] = {}
@@ -121,7 +121,7 @@ def _vectors(
     search: ImageSearch,
     pictures: Sequence[Item | Record],
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Counted | None = None,
 ) -> Vectors:
     """(N, D). What the index knows, by its content too, is taken from there: indexed pictures cost nothing."""
     vectors = np.zeros((len(pictures), search.meta.dim), np.float32)

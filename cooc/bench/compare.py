@@ -1,10 +1,11 @@
 """Which recipe is best for these pictures, and at which cost: mAP, time and bytes side by side.
 
-    compare(load_dataset("my/labelled/folder"), recipes, CompareOptions())
+    compare(load_dataset("my/labelled/folder"), recipes, BenchOptions())
 
 mAP comes from the labelled queries, with its bootstrap interval. Time is that of one picture after the other on this
 device, the median over some pictures of the set: decoding, network, pooling and whitening, and the network's share of
-it. Bytes are those of a float32 vector. A recipe is beaten when another one is at least as good in all three.
+it. Bytes are those of a float32 vector. A recipe is beaten when another one is at least as good in all three. Results
+of another method (`cooc.bench.own`) have no time: they stand beside the others, beat nothing and are not beaten.
 """
 
 from __future__ import annotations
@@ -12,61 +13,65 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cooc.activations import Activations
-from cooc.bench.run import Options, run
+from cooc.bench.describing import BenchOptions
+from cooc.bench.run import run
 from cooc.datasets.retrieval import Dataset
 from cooc.descriptor import Descriptor, rescale
 from cooc.errors import InputError
 from cooc.provenance import provenance
 from cooc.recipes import Recipe
 
-__all__ = ["CompareOptions", "compare", "time_recipe"]
+__all__ = ["compare", "time_recipe"]
 
 
-@dataclass(frozen=True)
-class CompareOptions:
-    """How to measure. `run` is for the mAP; `images` are timed, after one that warms the machine up."""
-
-    run: Options = field(default_factory=lambda: Options(expansions=("none",)))
-    images: int = 20
-
-
-def compare(dataset: Dataset, recipes: Sequence[Recipe], options: CompareOptions) -> dict[str, Any]:
-    """The comparison as JSON; recipes in the order of their mAP, the best one first."""
-    if not recipes or options.images < 1:
+def compare(
+    dataset: Dataset,
+    recipes: Sequence[Recipe],
+    options: BenchOptions,
+    *,
+    images: int = 20,
+    others: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    """The comparison as JSON, the best mAP first. `images` are timed; `others` are results that were not made here."""
+    if not (recipes or others) or images < 1:
         raise InputError("A comparison needs at least one recipe and one picture to time.")
-    found = run(dataset, recipes, options.run)
+    found = run(dataset, recipes, replace(options, expansions=("none",))) if recipes else []
     protocol = dataset.protocols[len(dataset.protocols) // 2]  # medium, where there are easy, medium and hard
     backbones: dict[tuple[str, str], Activations] = {}
-    rows: list[dict[str, Any]] = []
+    rows = [_row(result, protocol) for result in others]
     for recipe, result in zip(recipes, found, strict=True):
-        scores = result["results"]["none"][protocol]
-        row = {"recipe": recipe.name, "dim": result["dim"], "bytes": 4 * result["dim"]}
-        row |= {"mAP": scores["mAP"], "interval": scores["interval"]}
-        config = recipe.config.replace(dtype=options.run.dtype)
+        config = recipe.config.replace(dtype=options.dtype)
         key = config.backbone, config.layer
-        descriptor = Descriptor(config, device=options.run.device, backbone=backbones.get(key))
+        descriptor = Descriptor(config, device=options.device, backbone=backbones.get(key))
         backbones[key] = descriptor.backbone
-        rows.append(row | time_recipe(descriptor, dataset.image_paths[: options.images]))
+        rows.append(_row(result, protocol) | time_recipe(descriptor, dataset.image_paths[:images]))
     for row in rows:
         row["beaten_by"] = next((other["recipe"] for other in rows if _beats(other, row)), None)
-    made = provenance(options.run.device)
+    made = provenance(options.device)
     return {
         "dataset": dataset.name,
         "protocol": protocol,
         "images": len(dataset.image_paths),
         "queries": len(dataset.queries),
         "device": made["machine"]["accelerator"] or "CPU",
-        "timed": min(options.images, len(dataset.image_paths)),
+        "timed": min(images, len(dataset.image_paths)),
         "recipes": sorted(rows, key=lambda row: -row["mAP"]),
         **made,
     }
+
+
+def _row(result: dict[str, Any], protocol: str) -> dict[str, Any]:
+    scores, dim = result["results"]["none"][protocol], result["dim"]
+    row = {"recipe": result["recipe"], "dim": dim, "bytes": None if dim is None else 4 * dim}
+    row |= {name: scores[name] for name in ("mAP", "interval", "recall@k", "MRR")}
+    return row | {"ms": None, "network_ms": None}
 
 
 @torch.no_grad()
@@ -102,4 +107,6 @@ def _now(descriptor: Descriptor) -> float:
 
 def _beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
     costs = [(-row["mAP"], row["ms"], row["bytes"]) for row in (one, other)]
+    if any(None in cost for cost in costs):
+        return False
     return all(a <= b for a, b in zip(*costs, strict=True)) and costs[0] != costs[1]

@@ -49,7 +49,7 @@ Constants = dict[str, dict[str, Any]]  # name -> value, source, and where it mat
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to keep vectors of D numbers."""
+    """One way to keep vectors of D dimensions."""
 
     store: str
     code: Callable[[int], float]  # bytes of a vector where it is searched
@@ -284,8 +284,9 @@ def cells(need: Need) -> list[str]:
 
 def note(setting: Setting) -> str:
     return (
-        f"Vectors of {setting.dim} numbers; {setting.replicas} copies, on machines of {amount(setting.memory)} memory "
-        f"and {amount(setting.disk)} disk, {100 * USABLE:.0f} % of it used. Bytes, ms and loading are of one copy, "
-        "searches of all copies; times of two cores. `~`: more images than were measured, by the model. `not spread`: "
-        "one machine is not enough, and no store spreads it. Milvus does not tell its bytes; embedded ones are taken."
+        f"Vectors of {setting.dim} dimensions; {setting.replicas} copies, on machines of {amount(setting.memory)} "
+        f"memory and {amount(setting.disk)} disk, {100 * USABLE:.0f} % of it used. Bytes, ms and loading are of one "
+        "copy, searches of all copies; times of two cores. `~`: more images than were measured, by the model. "
+        "`not spread`: one machine is not enough, and no store spreads it. Milvus does not tell its bytes; embedded "
+        "ones are taken."
     )

@@ -39,7 +39,9 @@ def plot_comparison(comparison: dict[str, Any]) -> Figure:
     """mAP against time, the area of a bubble is the size of a vector; what something else beats in all is pale."""
     figure = page(7.4, 4.8)
     ax = figure.add_subplot()
-    rows = comparison["recipes"]
+    rows = [row for row in comparison["recipes"] if row["ms"] is not None]
+    if not rows:
+        raise InputError("mAP is drawn against time, and vectors from elsewhere have none. Name a recipe, too.")
     largest = max(row["bytes"] for row in rows)
     times = [row["ms"] for row in rows]
     for row in rows:

@@ -1,105 +1,45 @@
 """describe -> whiten -> rank -> expand -> evaluate: one dataset, any number of recipes, results as JSON.
 
-Recipes that share a network share its activations: a picture is decoded and goes through the network once for each
-scale, whatever the number of poolings. Raw vectors are cached by recipe and picture: a run that was stopped goes on
-where it was, and datasets that share pictures share the work.
+Recipes that share a network share its activations, and raw vectors are kept between runs: `cooc.bench.describing`.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from cooc.activations import resolve_device
+from cooc.bench.describing import BenchOptions, Vectors, item_key, raw_vectors
+from cooc.bench.scoring import evaluate_rankings, evaluate_vectors, first_names, left_out
+from cooc.bench.verified import Agreements, local_features, verified_rankings
 from cooc.datasets.retrieval import Dataset
-from cooc.descriptor import NOT_FINITE, Descriptor, load_backbone, rescale
-from cooc.errors import CoocError, DatasetError, InputError, UnknownNameError
-from cooc.evaluation import PROTOCOLS, bootstrap_interval, evaluate, positive_ranks, precision_recall
-from cooc.files import replacing, write_whole
-from cooc.pictures.batches import Item
+from cooc.pictures.batches import Item, default_workers
 from cooc.provenance import provenance
 from cooc.recipes import Recipe, find_whitening
-from cooc.reranking import alpha_expansion, average_expansion, database_augmentation, rank, rerank
-from cooc.stream import download, stream, upload
+from cooc.reranking import rank
+from cooc.verification.engines import parts
 from cooc.whitening import Storage, Whitening, fit_pca, save
 
-__all__ = ["WAYS", "Options", "raw_vectors", "run", "whitened_vectors", "write_result"]
-
-Vectors = NDArray[np.float32]
-Indices = NDArray[np.int64]
-PART = 512  # pictures in one part of the cache
-RECALL = np.linspace(0, 1, 21)  # where the mean precision-recall curve of a result is kept
-
-
-def _average(queries: Vectors, database: Vectors, own: Indices, n: int) -> Indices:
-    return rank(average_expansion(queries, database, n, exclude=own), database)[0]
-
-
-def _alpha(queries: Vectors, database: Vectors, own: Indices, n: int) -> Indices:
-    return rank(alpha_expansion(queries, database, n, 3, exclude=own), database)[0]
-
-
-def _augmented(queries: Vectors, database: Vectors, own: Indices) -> Indices:
-    return rank(queries, database_augmentation(database))[0]
-
-
-def _reranked(queries: Vectors, database: Vectors, own: Indices, name: str) -> Indices:
-    return rerank(name, queries, database)
-
-
-# What is done between the vectors and the ranking: queries (Q, D), database (N, D), own rows (Q,) -> rankings (Q, N)
-WAYS: dict[str, Callable[[Vectors, Vectors, Indices], Indices]] = {
-    "none": lambda queries, database, own: rank(queries, database)[0],
-    "average-5": functools.partial(_average, n=5),
-    "average-10": functools.partial(_average, n=10),
-    "alpha-10": functools.partial(_alpha, n=10),
-    "alpha-50": functools.partial(_alpha, n=50),
-    "augmentation": _augmented,
-    "k-reciprocal": functools.partial(_reranked, name="k-reciprocal"),
-    "diffusion": functools.partial(_reranked, name="diffusion"),
-    "superglobal": functools.partial(_reranked, name="superglobal"),
-}
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to run. `whitening_set`: pictures to fit the whitening on; without them the recipe's own is used."""
-
-    device: str = "auto"
-    dtype: str = "auto"
-    workers: int | None = None
-    cache: Path = Path(".cooc/bench")
-    expansions: tuple[str, ...] = ("none", "average-10", "alpha-10")
-    whitening_set: tuple[Path, ...] = ()
-    whitening_size: int = 640
-    whitening_shrinkage: float = 0.0  # share of the mean variance that is added to every variance
-    whitening_each_scale: bool = False  # fit on the vectors of every scale by itself: so many times more samples
-    whitening_exponent: float = 0.5  # 0.5 whitens, 0 only turns; see cooc.whitening
-    whitening_name: str = ""
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None
+__all__ = ["run", "save_whitenings", "whitened_vectors"]
 
 
 def run(
     dataset: Dataset,
     recipes: Sequence[Recipe],
-    options: Options,
+    options: BenchOptions,
     keep: Callable[[dict[str, Whitening]], None] = lambda fitted: None,
 ) -> list[dict[str, Any]]:
     """One result for each recipe, as `results/` keeps it. `keep` is given the whitenings that were fitted."""
     started = time.monotonic()
     raw = _raw_of(dataset, recipes, options)
+    local = _Local(dataset, options)
     results = []
     for recipe in recipes:
         whitening = raw.whitening(recipe)
@@ -114,8 +54,9 @@ def run(
                 "whitening": dict(whitening.meta) if whitening is not None else None,
                 "images": len(database),
                 "queries": len(queries),
-                "results": {name: evaluate_vectors(dataset, database, queries, name) for name in options.expansions},
-                "top": nearest(dataset, database, queries),
+                "results": {name: evaluate_vectors(dataset, database, queries, name) for name in options.expansions}
+                | local.results(database, queries),
+                "top": first_names(dataset, list(rank(queries, database, 10)[0])),
                 "seconds": {"describe": raw.seconds, "total": time.monotonic() - started},
                 **provenance(options.device),
             }
@@ -124,7 +65,9 @@ def run(
     return results
 
 
-def whitened_vectors(dataset: Dataset, recipes: Sequence[Recipe], options: Options) -> list[tuple[Vectors, Vectors]]:
+def whitened_vectors(
+    dataset: Dataset, recipes: Sequence[Recipe], options: BenchOptions
+) -> list[tuple[Vectors, Vectors]]:
     """Database and queries as each recipe describes and whitens them."""
     raw = _raw_of(dataset, recipes, options)
     return [raw.vectors(recipe, raw.whitening(recipe)) for recipe in recipes]
@@ -139,57 +82,10 @@ def save_whitenings(fitted: dict[str, Whitening], folder: Path | None, storage: 
         save(whitening, folder / f"landmarks--{space}.safetensors", storage)
 
 
-def evaluate_vectors(dataset: Dataset, database: Vectors, queries: Vectors, expansion: str) -> dict[str, Any]:
-    """mAP (in percent), its bootstrap interval, mP@k, the AP of each query and the mean curve, for each protocol."""
-    if expansion not in WAYS:
-        raise UnknownNameError("expansion or re-ranking", expansion, WAYS)
-    rankings = WAYS[expansion](queries, database, _left_out(dataset))
-    out = {}
-    for protocol in dataset.protocols:
-        scores = evaluate(rankings, dataset.ground_truth, protocol)
-        low, high = bootstrap_interval(scores.ap)
-        out[protocol] = {
-            "mAP": round(100 * scores.map, 4),
-            "interval": [round(100 * low, 2), round(100 * high, 2)],
-            "mP@k": {str(k): round(100 * v, 2) for k, v in scores.mp_at_k.items()},
-            "ap": [None if np.isnan(value) else round(float(value), 6) for value in scores.ap],
-            "curve": [round(float(value), 4) for value in mean_curve(dataset, rankings, protocol)],
-        }
-    return out
-
-
-def _left_out(dataset: Dataset) -> Indices:
-    """Each query's own row where the protocol takes it out of the ranking; -1 where it does not, or there is none.
-
-    What is ranked may expand a query too: Oxford and Paris count the query's own picture as a good answer.
-    """
-    ignored = {group for protocol in dataset.protocols for group in PROTOCOLS[protocol].ignored}
-    own = [query.select(["itself"]) for query in dataset.ground_truth]
-    hidden = [query.select(sorted(ignored)) for query in dataset.ground_truth]
-    return np.array([int(row[0]) if np.isin(row, out).any() else -1 for row, out in zip(own, hidden, strict=True)])
-
-
-def mean_curve(dataset: Dataset, rankings: NDArray[np.integer], protocol: str) -> NDArray[np.float64]:
-    """Precision at the levels of RECALL along the line whose area is AP, averaged over queries that have positives."""
-    curves = []
-    for ranking, truth in zip(rankings, dataset.ground_truth, strict=True):
-        ranks, count = positive_ranks(ranking, truth, protocol)
-        if count:
-            precision, recall = precision_recall(ranks, count)
-            curves.append(np.interp(RECALL, recall, precision, right=0.0))
-    return np.mean(curves, axis=0) if curves else np.full(len(RECALL), np.nan)
-
-
-def nearest(dataset: Dataset, database: Vectors, queries: Vectors, k: int = 10) -> list[list[str]]:
-    """Names of the first k pictures for each query, without expansion: what `cooc figures` shows."""
-    rankings, _ = rank(queries, database, k)
-    return [[dataset.image_paths[i].stem for i in row] for row in rankings]
-
-
 class _Raw:
     """Raw vectors of database, queries and whitening set for all recipes of a run."""
 
-    def __init__(self, dataset: Dataset, options: Options) -> None:
+    def __init__(self, dataset: Dataset, options: BenchOptions) -> None:
         self.options = options
         self.database: dict[str, Vectors] = {}
         self.queries: dict[str, Vectors] = {}
@@ -237,7 +133,45 @@ class _Raw:
         return database, queries
 
 
-def _raw_of(dataset: Dataset, recipes: Sequence[Recipe], options: Options) -> _Raw:
+class _Local:
+    """Local features of a dataset's pictures, and what verification by them makes of a ranking."""
+
+    def __init__(self, dataset: Dataset, options: BenchOptions) -> None:
+        self.dataset, self.options = dataset, options
+        device = resolve_device(options.device)
+        self.agreements = Agreements(None if device.type == "cpu" else str(device))
+        for engine in dict.fromkeys(part for spec in options.verify for part in parts(spec)):
+            made = []
+            for query, items in (
+                (False, [Item(None, path) for path in dataset.image_paths]),
+                (True, [Item(None, one.path, one.box) for one in dataset.queries]),
+            ):
+                made.append(
+                    local_features(
+                        items,
+                        engine,
+                        keys=[item_key(item) for item in items],
+                        cache=options.cache,
+                        device=str(device),
+                        workers=default_workers(device.type) if options.workers is None else options.workers,
+                        query=query,
+                        progress=functools.partial(options.progress, f"{engine} features"),
+                    )
+                )
+            self.agreements.codes[engine] = (made[0], made[1])
+
+    def results(self, database: Vectors, queries: Vectors) -> dict[str, dict[str, Any]]:
+        """Engine and stage -> scores, as `evaluate_rankings` gives them."""
+        found = {}
+        for spec in self.options.verify:
+            own = left_out(self.dataset)
+            stages = verified_rankings(database, queries, self.agreements, parts(spec), own=own, top=self.options.top)
+            for stage, rankings in stages.items():
+                found[f"{spec} {stage}"] = evaluate_rankings(self.dataset, list(rankings))
+        return found
+
+
+def _raw_of(dataset: Dataset, recipes: Sequence[Recipe], options: BenchOptions) -> _Raw:
     raw = _Raw(dataset, options)
     started = time.monotonic()
     groups: dict[tuple[str, str, int], list[Recipe]] = {}
@@ -261,123 +195,8 @@ def _raw_of(dataset: Dataset, recipes: Sequence[Recipe], options: Options) -> _R
     return raw
 
 
-def _samples(recipe: Recipe, options: Options) -> list[Recipe]:
+def _samples(recipe: Recipe, options: BenchOptions) -> list[Recipe]:
     """What a whitening is fitted on: the recipe's own vectors, or those of each of its scales."""
     if not options.whitening_each_scale:
         return [recipe]
     return [replace(recipe, config=recipe.config.replace(scales=(scale,))) for scale in recipe.config.scales]
-
-
-def raw_vectors(
-    items: Sequence[Item], recipes: Sequence[Recipe], options: Options, what: str = "", size: int | None = None
-) -> dict[str, Vectors]:
-    """pooling_hash -> (N, D) unit vectors before whitening, for recipes that share network, layer and image size."""
-    size = size or recipes[0].config.size
-    caches = {r.config.pooling_hash: _Cache(options.cache / f"{r.config.pooling_hash}-{size}") for r in recipes}
-    keys = [_key(item) for item in items]
-    todo: dict[str, Item] = {}
-    for key, item in zip(keys, items, strict=True):
-        if any(key not in cache for cache in caches.values()):
-            todo.setdefault(key, item)
-    finished: dict[str, list[Vectors]] = {}
-
-    def keep() -> None:
-        for i, cache in enumerate(caches.values()):
-            cache.add(list(finished), np.stack([vectors[i] for vectors in finished.values()]))
-        finished.clear()
-
-    for done, (key, vectors) in enumerate(_describe(todo, recipes, size, options) if todo else (), start=1):
-        finished[key] = vectors
-        if len(finished) == PART or done == len(todo):
-            keep()
-            options.progress(what, done, len(todo))
-    return {pooling: cache.get(keys) for pooling, cache in caches.items()}
-
-
-class _Cache:
-    """Raw vectors of one recipe at one image size: a folder of parts, each written whole or not at all."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.rows: dict[str, tuple[int, int]] = {}  # key -> part, row
-        self.parts: list[Vectors] = []
-        for file in sorted(folder.glob("*.npz")):
-            with np.load(file) as part:
-                self._take(part["keys"].tolist(), part["vectors"])
-
-    def _take(self, keys: Sequence[str], vectors: Vectors) -> None:
-        self.rows.update({key: (len(self.parts), row) for row, key in enumerate(keys)})
-        self.parts.append(vectors)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.rows
-
-    def add(self, keys: Sequence[str], vectors: Vectors) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / f"{hashlib.sha256(''.join(keys).encode()).hexdigest()[:20]}.npz"
-        with replacing(file) as out:
-            np.savez(out, keys=np.array(keys), vectors=vectors)
-        self._take(keys, vectors)
-
-    def get(self, keys: Sequence[str]) -> Vectors:
-        return np.stack([self.parts[part][row] for part, row in (self.rows[key] for key in keys)])
-
-
-def _key(item: Item) -> str:
-    """A picture by its file name and size, and the box: enough to tell the pictures of a benchmark apart."""
-    path = Path(str(item.picture))
-    text = f"{path.parent.name}/{path.name} {path.stat().st_size} {item.box}"
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:24]
-
-
-class _Shared:
-    """One network, many poolings: (B, 3, H, W) -> the vectors of every recipe."""
-
-    def __init__(self, recipes: list[Recipe], options: Options) -> None:
-        self.recipes = recipes
-        device = resolve_device(options.device)
-        self.device = device
-        config = recipes[0].config.replace(dtype=options.dtype)
-        self.backbone = load_backbone(config, device)
-        self.descriptors = [
-            Descriptor(r.config.replace(whitening="", dim=0), device=str(device), backbone=self.backbone)
-            for r in recipes
-        ]
-        self.scales = sorted({scale for recipe in recipes for scale in recipe.config.scales}, reverse=True)
-
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> Callable[[], list[list[Vectors]]]:
-        images = upload(images, self.device)
-        found: list[list[Tensor]] = [[] for _ in self.descriptors]
-        for scale in self.scales:
-            A = self.backbone(rescale(images, scale, self.backbone.stride))
-            for vectors, descriptor in zip(found, self.descriptors, strict=True):
-                if scale in descriptor.config.scales:
-                    vectors.append(descriptor.pooler(A))
-        waits = [download(d.combine(v).float()) for d, v in zip(self.descriptors, found, strict=True)]
-        return lambda: [list(of_one) for of_one in zip(*(wait() for wait in waits), strict=True)]
-
-
-def _describe(
-    todo: dict[str, Item], recipes: Sequence[Recipe], size: int, options: Options
-) -> Iterator[tuple[str, list[Vectors]]]:
-    """Each picture's key and its vector for every recipe, in the order in which they get done."""
-    describe = _Shared(list(recipes), options)
-    items = (Item(key, item.picture, item.box) for key, item in todo.items())
-    least, workers = describe.backbone.stride, options.workers
-    for item, found in stream(items, describe, device=describe.device, size=size, min_side=least, workers=workers):
-        if isinstance(found, CoocError):
-            raise DatasetError(f"A benchmark needs all of its pictures. {found}") from found
-        if not all(np.isfinite(vector).all() for vector in found):
-            raise InputError(NOT_FINITE)
-        yield item.key, found
-
-
-def write_result(result: dict[str, Any], folder: Path) -> Path:
-    """results/<dataset>--<recipe>.json"""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{result['dataset']}--{result['recipe']}.json"
-    text = json.dumps(result, indent=1)
-    text = re.sub(r"\[\n[^\[\]{}]+\]", lambda flat: re.sub(r"\n\s*", " ", flat[0]), text)  # plain lists on one line
-    write_whole(path, text + "\n")
-    return path

@@ -1,11 +1,13 @@
 """The command line. Each command is thin: it reads its arguments, makes one call, and shows what came back.
 
+    bars.py           how far a run is
     describing.py     describe, heatmap, whiten, recipes
     weights.py        weights list | fetch | verify | export | import
     indexing.py       index, add, remove, tag, status
     calibrating.py    calibrate
     upkeep.py         verify, compact, snapshot, restore, rebuild, export, import
     searching.py      search, duplicates
+    matching.py       match
     serving.py        serve, explain
     training.py       train, filter show | compress | import
     benching.py       bench DATASET, data list | check | where
@@ -13,8 +15,8 @@
     planning.py       plan
 
 Exit codes: 0 done; 2 wrong input; 3 done, but some files were left out and reported; 4 weights; 5 index; 6 data set;
-7 this machine failed; 130 interrupted; 1 anything else. The heavy modules are imported inside the commands, so that
---help is quick.
+7 this machine failed; 130 interrupted; 1 anything else, and of `cooc match`: not verified. The heavy modules are
+imported inside the commands, so that --help is quick.
 """
 
 from __future__ import annotations
@@ -22,19 +24,45 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
 from cooc import __version__
-from cooc.errors import CoocError, MachineError
+from cooc.errors import CoocError, InputError, MachineError
 
 __all__ = ["app", "err", "main", "out"]
 
+# What people do with their pictures, in this order; all other commands come after these in the help.
+EVERYDAY = ("index", "search", "duplicates", "status", "add", "remove", "tag", "serve", "match", "explain", "heatmap")
+MOVED = ("figures",)  # cooc measuring itself: python -m benchmarks
+
+
+class Grouped(typer.core.TyperGroup):
+    """The help in two groups. Commands that moved away say where they are."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=lambda name: EVERYDAY.index(name) if name in EVERYDAY else len(EVERYDAY))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        names = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
+        everyday = [name for name in names if name in EVERYDAY]
+        limit = formatter.width - 6 - max(map(len, names))
+        for title, group in (("Everyday", everyday), ("Research and operation", names[len(everyday) :])):
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in group])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in MOVED:
+            raise InputError(f"`cooc {args[0]}` is about cooc itself. In a clone: python -m benchmarks {args[0]}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="cooc",
+    cls=Grouped,
     help="Find the pictures that show the same thing.",
     no_args_is_help=True,
     add_completion=False,
@@ -54,7 +82,9 @@ def _version(show: bool) -> None:
 @app.callback()
 def _options(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more about what is done.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     handler = RichHandler(console=err, show_time=False, show_path=False, markup=False)
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", handlers=[handler])
@@ -94,6 +124,7 @@ from cooc.cli import (  # noqa: E402
     calibrating,  # noqa: F401
     describing,  # noqa: F401
     indexing,  # noqa: F401
+    matching,  # noqa: F401
     planning,  # noqa: F401
     reporting,  # noqa: F401
     searching,  # noqa: F401

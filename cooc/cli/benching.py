@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from cooc.cli import app, err, out
-from cooc.cli.reporting import compare
+from cooc.cli.reporting import RankingsOption, VectorsOption, compare, named_recipes, own_results, show_table
 from cooc.errors import InputError
 
 MOVED = ("speed", "index", "search", "store", "serve", "scale", "engines", "compact", "growth")  # cooc's own costs
@@ -41,7 +41,9 @@ bench.command("compare")(compare)
 @bench.command("dataset")
 def bench_dataset(
     dataset: Annotated[str, typer.Argument(help="A known dataset, or a folder with ground_truth.json and jpg/.")],
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="One or more recipes, separated by commas.")],
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="One or more recipes, separated by commas.")] = "",
+    vectors: VectorsOption = None,
+    rankings: RankingsOption = None,
     data: Annotated[Path, typer.Option(help="Folder below which the datasets lie.")] = Path("data"),
     whiten: Annotated[
         Path | None, typer.Option(help="Pictures to fit the whitening on; else the recipe's own.")
@@ -59,8 +61,14 @@ def bench_dataset(
         Path | None, typer.Option(help="Leave out pictures that this dataset folder holds.")
     ] = None,
     save_whitening: Annotated[Path | None, typer.Option(help="Folder to keep the fitted whitenings in.")] = None,
-    storage: Annotated[Literal["float32", "float16", "int8"], typer.Option(help="How.")] = "float16",
+    storage: Annotated[
+        Literal["float32", "float16", "int8"], typer.Option(help="How the whitenings are kept.")
+    ] = "float16",
     expand: Annotated[str, typer.Option(help="Expansions and re-rankings, by commas.")] = "none,average-10,alpha-10",
+    verify: Annotated[
+        str, typer.Option(metavar="ENGINES", help="Verify by geometry: sift, xfeat, sift+xfeat; several by commas.")
+    ] = "",
+    top: Annotated[int, typer.Option(help="Pictures verified in a round.")] = 100,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     workers: Annotated[int | None, typer.Option(help="Processes that decode; by default as the device needs.")] = None,
@@ -68,22 +76,23 @@ def bench_dataset(
     results: Annotated[Path, typer.Option(help="Folder for the result files.")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """mAP of recipes on a dataset: describe, whiten, rank, expand, evaluate, and write it to results/."""
-    from cooc.bench.run import Options, run, save_whitenings, write_result
+    """mAP, recall@k and MRR of recipes, or of your own vectors or rankings, on a dataset; written to results/."""
+    from cooc.bench.describing import BenchOptions
+    from cooc.bench.run import run, save_whitenings
+    from cooc.bench.scoring import write_result
     from cooc.datasets.retrieval import image_set, load_dataset
-    from cooc.recipes import find_recipe
 
-    recipes = [find_recipe(name) for name in recipe.split(",") if name]
-    if not recipes:
-        raise InputError("Name at least one recipe; `cooc recipes` lists them.")
+    recipes = named_recipes(recipe, needed=not (vectors or rankings))
     loaded = load_dataset(dataset, data)
     fitting = image_set(whiten, exclude_labels=exclude or (), exclude_names_of=exclude_from) if whiten else []
-    options = Options(
+    options = BenchOptions(
         device=device,
         dtype=dtype,
         workers=workers,
         cache=cache,
         expansions=tuple(expand.split(",")),
+        verify=tuple(filter(None, verify.split(","))),
+        top=top,
         whitening_set=tuple(fitting),
         whitening_size=whiten_size,
         whitening_exponent=whiten_exponent,
@@ -92,24 +101,29 @@ def bench_dataset(
         whitening_name=f"{whiten.name}, {len(fitting)} pictures" if whiten else "",
         progress=lambda what, done, total: err.print(f"{what}: {done} of {total}"),
     )
-    found = run(loaded, recipes, options, keep=lambda fitted: save_whitenings(fitted, save_whitening, storage))
+    found = own_results(loaded, vectors, rankings, options.expansions)
+    if recipes:
+        found += run(loaded, recipes, options, keep=lambda fitted: save_whitenings(fitted, save_whitening, storage))
     files = [write_result(result, results) for result in found]
     if as_json:
         out.print_json(json.dumps(found))
         return
-    table = Table("recipe", "dim", "expansion", *loaded.protocols, title=f"mAP on {loaded.name}, in percent")
+    columns = ("mAP", "mP@10", "recall@1", "recall@5", "recall@10", "MRR")
+    table = Table("recipe", "dim", "expansion", "protocol", *columns, title=f"{loaded.name}, in percent")
     for result in found:
         for expansion, scores in result["results"].items():
-            values = (f"{scores[p]['mAP']:.1f}" for p in loaded.protocols)
-            table.add_row(result["recipe"], str(result["dim"]), expansion, *values)
-    out.print(table)
+            for protocol, score in scores.items():
+                values = [score["mAP"], score["mP@k"]["10"], *score["recall@k"].values(), score["MRR"]]
+                row = (result["recipe"], str(result["dim"] or "-"), expansion, protocol)
+                table.add_row(*row, *(f"{value:.1f}" for value in values))
+    show_table(table)
     err.print(f"Written: {', '.join(str(file) for file in files)}")
 
 
 @data.command("list")
 def data_list() -> None:
     """The datasets that cooc knows."""
-    from cooc.datasets.retrieval import DATASETS
+    from cooc.datasets.published import DATASETS
 
     table = Table("name", "pictures", "queries", "protocols")
     for name, spec in DATASETS.items():

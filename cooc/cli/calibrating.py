@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from cooc.cli import app, err, out
+from cooc.cli.bars import counting
 from cooc.cli.describing import DeviceOption, WorkersOption, _check_output, _writing
 from cooc.cli.indexing import IndexOption, find_index
 from cooc.errors import PARTIAL, InputError
@@ -68,13 +68,7 @@ def _fit(search: ImageSearch, source: Path, workers: int | None) -> tuple[dict[s
     from cooc.bench.marks import ENDINGS, read_marks
     from cooc.datasets.retrieval import load_dataset
 
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("describing", total=None)
-
-        def show(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    with counting("describing") as show:
         left_out: list[str] = []
         if source.is_dir():
             dataset = load_dataset(str(source), source.parent)

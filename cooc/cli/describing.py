@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from cooc import __version__
 from cooc.cli import app, err, out
+from cooc.cli.bars import counting
 from cooc.errors import PARTIAL, CoocError, ImageError, InputError, UnknownNameError, WhiteningError
 from cooc.files import replacing
 
@@ -82,7 +82,7 @@ def describe(
     if as_json:
         typer.echo(json.dumps(about))
     else:
-        out.print(f"{len(matrix)} vectors of {matrix.shape[1]} numbers: {output}; their pictures: {sidecar}")
+        out.print(f"{len(matrix)} vectors of {matrix.shape[1]} dimensions: {output}; their pictures: {sidecar}")
     if bad:
         raise typer.Exit(PARTIAL)
 
@@ -130,7 +130,7 @@ def whiten(
     images: Images,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.safetensors", help="Where it goes.")],
     recipe: RecipeOption = DEFAULT,
-    dim: Annotated[int | None, typer.Option(min=1, help="Numbers in a vector. [default: the recipe's]")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Dimensions of a vector. [default: the recipe's]")] = None,
     size: Annotated[int, typer.Option(min=32, help="Longest side of the pictures in pixels, for the fit.")] = 640,
     storage: Annotated[str, typer.Option(help="float32, float16 or int8: smaller files, hardly worse.")] = "float32",
     device: DeviceOption = "auto",
@@ -155,7 +155,7 @@ def whiten(
     wanted = wanted or descriptor.dim
     if wanted >= len(paths):  # say so now, not after an hour
         raise WhiteningError(
-            f"Whitening to {wanted} numbers needs more pictures than that (better several times as many), "
+            f"Whitening to {wanted} dimensions needs more pictures than that (better several times as many), "
             f"and there are {len(paths)}: add pictures, or use --dim {max(len(paths) - 1, 1)} or less."
         )
     fitter = whitening.PCAFitter()
@@ -167,7 +167,7 @@ def whiten(
     meta = {"space": config.space, "space_hash": config.space_hash, "fitted_on": names, "size": str(size)}
     fitted = fitter.fit(wanted, meta=meta | {"recipe": recipe, "cooc": __version__})
     whitening.save(fitted, output, storage)  # type: ignore[arg-type]  # checked above
-    out.print(f"{output}: {fitted.input_dim} -> {fitted.dim} numbers, fitted on {fitter.count} pictures.")
+    out.print(f"{output}: {fitted.input_dim} -> {fitted.dim} dimensions, fitted on {fitter.count} pictures.")
     out.print(f"Use it as the recipe {recipe.partition('+')[0]}+whitening={output}+dim={fitted.dim}", markup=False)
     if bad:
         raise typer.Exit(PARTIAL)
@@ -224,12 +224,10 @@ def _vectors(
 
     if workers is None and len(paths) <= FEW:
         workers = 0
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("describing", total=len(paths))
+    with counting("describing") as show:
         items = (Item(i, path, box) for i, path in enumerate(paths))
-        for item, found in descriptor.stream(items, workers=workers):
-            progress.advance(task)
+        for done, (item, found) in enumerate(descriptor.stream(items, workers=workers), start=1):
+            show(done, len(paths))
             if not isinstance(found, CoocError):
                 yield item.key, found
                 continue

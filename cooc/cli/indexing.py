@@ -17,7 +17,7 @@ from cooc.cli.runs import finish, running
 from cooc.errors import InputError, StoreMissingError, UnknownNameError
 
 if TYPE_CHECKING:
-    from cooc.image_search import ImageSearch
+    from cooc.image_search import ImageSearch, Status
     from cooc.index.engine import Engine
 
 NAME = ".cooc"
@@ -69,11 +69,22 @@ def index(
         str, typer.Option(metavar="FOLDER|URL", help="For a new index: all its pictures lie below. [default: FOLDER]")
     ] = "",
     storage: Annotated[str, typer.Option(help="For a new index: vectors as float32, float16, int8, int4 or pq.")] = "",
+    verify: Annotated[
+        str,
+        typer.Option(
+            metavar="ENGINES|none",
+            help="Local features that prove matches: sift, xfeat or sift+xfeat. [default: those of the index; a new "
+            "one has sift]",
+        ),
+    ] = "",
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
     engine: Annotated[str, typer.Option(help="What describes: here, or ray for a cluster of machines.")] = "here",
     address: Annotated[
-        str, typer.Option(help="Of the Ray cluster. [default: $RAY_ADDRESS, or one that is started on this machine]")
+        str,
+        typer.Option(
+            help="Address of the Ray cluster. [default: $RAY_ADDRESS, or one that is started on this machine]"
+        ),
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", help="Follow symbolic links.")] = False,
     keep_missing: Annotated[bool, typer.Option("--keep-missing", help="Keep what is no longer on disk.")] = False,
@@ -89,6 +100,7 @@ def index(
 
     Only new and changed pictures are described. Stop it when you like, and run it again: it goes on where it was.
     Pictures of a folder that is empty or missing (is its disk mounted?) stay in the index, marked as away.
+    An index that was made without local features gets them with --verify sift: nothing is described again for that.
     """
     from cooc.activations import resolve_device
     from cooc.pictures import is_url
@@ -106,7 +118,7 @@ def index(
     if not index and is_url(pictures):
         raise InputError(f"Pictures in {pictures} need --index INDEX: a folder of this machine, or a server.")
     where = index or str(Path(folders[0]) / NAME)
-    with _open_or_create(where, recipe, pictures, device, storage, missing) as search:
+    with _open_or_create(where, recipe, pictures, device, storage, missing, verify) as search:
         if search.config.depthwise and resolve_device(device).type == "cpu":
             keep_maps()
         with running(search, quiet, as_json) as progress:
@@ -118,10 +130,18 @@ def index(
                 prune=prune,
                 retry=retry,
                 follow=follow,
+                check_features=verify not in ("", "none"),
                 progress=progress,
             )
         if not report.interrupted and report.described + report.removed > TIDY * len(search.store):
             search.store.compact()
+        if not search.meta.features and not verify and not quiet and not as_json:
+            named = f" --index {index}" if index else ""
+            out.print(
+                f"The index keeps no local features, so matches are not verified. To add them: cooc index {folders[0]}"
+                f"{named} --verify sift",
+                markup=False,
+            )
         finish(search, report, quiet, as_json)
 
 
@@ -211,12 +231,21 @@ def status(
     table.add_row("left out", f"{found.bad:,}" + ("  (cooc status --bad says why)" if found.bad else ""))
     if found.failed:
         table.add_row("failed", f"{found.failed:,}  (the machine did; cooc index tries them again)")
-    table.add_row("recipe", f"{found.recipe}, {found.dim} numbers")
+    table.add_row("recipe", f"{found.recipe}, {found.dim} dimensions")
+    table.add_row("features", _features(found))
     table.add_row("calibrated on", shown(found.calibration) if found.calibration else "nothing (cooc calibrate)")
     if found.bytes is not None:
         table.add_row("on disk", f"{found.bytes / 1e6:,.1f} MB")
     table.add_row("made", f"{found.created} by cooc {found.cooc_version}")
     out.print(table, soft_wrap=False, crop=False)
+
+
+def _features(found: Status) -> str:
+    if not found.features:
+        return "none (cooc index FOLDER --verify sift)"
+    without = found.images - found.with_features
+    each = f", {found.feature_bytes / found.with_features / 1e3:.1f} kB a picture" if found.with_features else ""
+    return f"{found.features}, {found.with_features:,} pictures{each}" + (f"; {without:,} without" if without else "")
 
 
 def _moment(text: str) -> str:
@@ -253,16 +282,19 @@ def _on_ray(search: ImageSearch, address: str, workers: int | None, device: str)
         torch.set_num_threads(threads)
         return Descriptor(config, device=device)
 
-    return OnRay(build, search.meta.weights_hash, address=address, workers=workers, device=device)
+    weights, extraction = search.meta.weights_hash, search.extraction
+    return OnRay(build, weights, address=address, workers=workers, device=device, extraction=extraction)
 
 
 def _no_folder(name: str) -> InputError:
     return InputError(f"{name!r} is not a folder. For single pictures: cooc add FILE --index INDEX")
 
 
-def _open_or_create(where: str, recipe: str, root: str, device: str, storage: str, missing: list[str]) -> ImageSearch:
+def _open_or_create(
+    where: str, recipe: str, root: str, device: str, storage: str, missing: list[str], verify: str
+) -> ImageSearch:
     """`missing`: folders that are not there, of which only an index that is there may know something."""
-    from cooc.image_search import ImageSearch
+    from cooc.image_search import DEFAULT_FEATURES, ImageSearch
 
     try:
         search = ImageSearch.open(where, write=True, recipe=recipe or None, device=device)
@@ -270,10 +302,24 @@ def _open_or_create(where: str, recipe: str, root: str, device: str, storage: st
         if missing:
             raise _no_folder(missing[0]) from error
         chosen = storage or "float32"
-        return ImageSearch.create(where, recipe=recipe or DEFAULT, root=root, storage=chosen, device=device)
+        features = "" if verify == "none" else verify or DEFAULT_FEATURES
+        search = ImageSearch.create(
+            where, recipe=recipe or DEFAULT, root=root, storage=chosen, features=features, device=device
+        )
     if storage not in ("", search.meta.storage):
         search.close()
         raise InputError(
             f"The index {search.index_name} keeps vectors as {search.meta.storage}: for {storage} build another one."
         )
+    try:
+        if verify == "none" and search.meta.features:
+            raise InputError(
+                f"The index {search.index_name} keeps local features by {search.meta.features}. To do without them, "
+                "make it again: cooc rebuild --verify none"
+            )
+        if verify not in ("", "none"):
+            search.keep_features(verify)
+    except BaseException:
+        search.close()
+        raise
     return search

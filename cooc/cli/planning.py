@@ -25,7 +25,7 @@ def plan(
             help="float32, float16, int8, int4, pq, postgresql, milvus-hnsw, milvus-ivf_pq, by commas; all by default."
         ),
     ] = "",
-    gpus: Annotated[int, typer.Option(min=0, help="That describe; 0: one machine's CPU.")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs that describe; 0: one machine's CPU.")] = 1,
     memory: Annotated[float, typer.Option(help="GB of memory of a machine.")] = 128,
     disk: Annotated[float, typer.Option(help="GB of disk of a machine.")] = 4000,
     replicas: Annotated[int, typer.Option(min=1, help="Copies of everything.")] = 2,
@@ -58,7 +58,7 @@ def plan(
         }
         typer.echo(json.dumps(found))
         return
-    shown = Table(*plan.HEADINGS, title=f"{recipe}: {config.dim} numbers for a picture")
+    shown = Table(*plan.HEADINGS, title=f"{recipe}: {config.dim} dimensions for a picture")
     for row in map(plan.cells, needs):
         shown.add_row(*row)
     show_table(shown)

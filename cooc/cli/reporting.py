@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,8 +15,20 @@ from rich.table import Table
 from cooc.cli import app, err, out
 from cooc.errors import InputError
 
+if TYPE_CHECKING:
+    from cooc.datasets.retrieval import Dataset
+    from cooc.recipes import Recipe
+
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 ResultsOption = Annotated[Path, typer.Option(help="Folder of the result files.")]
+VectorsOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[NAME=]DATABASE.npy,QUERIES.npy", help="Your own vectors, (N, D) and (Q, D). Repeatable."),
+]
+RankingsOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[NAME=]RANKINGS.npy", help="Your own rankings, (Q, k) rows of the database. Repeatable."),
+]
 
 
 @app.command()
@@ -38,7 +51,9 @@ def tables(
             "recipe", "dim", "expansion", *protocols, title=f"mAP on {dataset}, in percent", title_justify="left"
         )
         for row in rows(of):
-            shown.add_row(row["recipe"], str(row["dim"]), row["expansion"], *(f"{row[p]:.1f}" for p in protocols))
+            shown.add_row(
+                row["recipe"], str(row["dim"] or "-"), row["expansion"], *(f"{row[p]:.1f}" for p in protocols)
+            )
         show_table(shown)
 
 
@@ -52,7 +67,9 @@ def show_table(table: Table) -> None:
 @app.command()
 def compare(
     folder: Annotated[str, typer.Argument(help="A folder with ground_truth.json and jpg/, or a known dataset.")],
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Recipes to compare, separated by commas.")],
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Recipes to compare, separated by commas.")] = "",
+    vectors: VectorsOption = None,
+    rankings: RankingsOption = None,
     data: Annotated[Path, typer.Option(help="Folder below which known datasets lie.")] = Path("data"),
     images: Annotated[int, typer.Option(min=1, help="Pictures to time.")] = 20,
     plot: Annotated[Path | None, typer.Option(help="Draw mAP against time: a .png, .svg or .pdf file.")] = None,
@@ -64,24 +81,20 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Which recipe is best for these pictures, at which cost: mAP, ms for a picture, bytes for a picture."""
-    from cooc.bench.compare import CompareOptions
     from cooc.bench.compare import compare as measure
-    from cooc.bench.run import Options
+    from cooc.bench.describing import BenchOptions
     from cooc.datasets.retrieval import load_dataset
-    from cooc.recipes import find_recipe
 
-    recipes = [find_recipe(name) for name in recipe.split(",") if name]
-    if not recipes:
-        raise InputError("Name at least one recipe; `cooc recipes` lists them.")
-    options = Options(
+    recipes = named_recipes(recipe, needed=not (vectors or rankings))
+    dataset = load_dataset(folder, data)
+    options = BenchOptions(
         device=device,
         dtype=dtype,
         workers=workers,
         cache=cache,
-        expansions=("none",),
         progress=lambda what, done, total: err.print(f"{what}: {done} of {total}", markup=False),
     )
-    found = measure(load_dataset(folder, data), recipes, CompareOptions(options, images))
+    found = measure(dataset, recipes, options, images=images, others=own_results(dataset, vectors, rankings, ["none"]))
     text = json.dumps(found, indent=1)
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -94,10 +107,35 @@ def compare(
         out.print_json(text)
         return
     title = f"{found['dataset']}, {found['protocol']}: {found['queries']} queries; time on {found['device']}"
-    shown = Table("recipe", "dim", "mAP", "95% interval", "ms", "of it network", "bytes", "beaten by", title=title)
+    columns = ("mAP", "95% interval", "recall@1", "MRR", "ms", "of it network", "bytes", "beaten by")
+    shown = Table("recipe", "dim", *columns, title=title)
     for row in found["recipes"]:
         low, high = row["interval"]
-        share = f"{row['network_ms']:.1f} ({100 * row['network_ms'] / row['ms']:.0f}%)"
-        cells = (f"{row['mAP']:.1f}", f"{low:.1f} to {high:.1f}", f"{row['ms']:.1f}", share, f"{row['bytes']:,}")
-        shown.add_row(row["recipe"], str(row["dim"]), *cells, row["beaten_by"] or "-")
+        scores = (f"{row['mAP']:.1f}", f"{low:.1f} to {high:.1f}", f"{row['recall@k']['1']:.1f}", f"{row['MRR']:.1f}")
+        ms = share = "-"
+        if row["ms"] is not None:
+            ms = f"{row['ms']:.1f}"
+            share = f"{row['network_ms']:.1f} ({100 * row['network_ms'] / row['ms']:.0f}%)"
+        size = "-" if row["bytes"] is None else f"{row['bytes']:,}"
+        shown.add_row(row["recipe"], str(row["dim"] or "-"), *scores, ms, share, size, row["beaten_by"] or "-")
     show_table(shown)
+
+
+def named_recipes(names: str, needed: bool) -> list[Recipe]:
+    """Recipes by commas."""
+    from cooc.recipes import find_recipe
+
+    recipes = [find_recipe(name) for name in names.split(",") if name]
+    if needed and not recipes:
+        raise InputError("Name at least one recipe (`cooc recipes` lists them), or give --vectors or --rankings.")
+    return recipes
+
+
+def own_results(
+    dataset: Dataset, vectors: list[str] | None, rankings: list[str] | None, expansions: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What --vectors and --rankings are worth."""
+    from cooc.bench.own import rankings_result, vectors_result
+
+    found = [vectors_result(dataset, given, expansions) for given in vectors or ()]
+    return found + [rankings_result(dataset, given) for given in rankings or ()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from cooc.cli import err, out
+from cooc.cli.bars import SECONDS, now_and_then
 from cooc.errors import PARTIAL, MachineError
 
 if TYPE_CHECKING:
@@ -26,17 +26,16 @@ EVENT_SECONDS = 1.0  # between two lines of --json
 
 @contextmanager
 def _progress(quiet: bool, as_json: bool) -> Iterator[Any]:
-    """What to call with a report as it grows: a bar, lines of JSON, or nothing."""
+    """What to call with a report as it grows: a bar, lines of text or JSON, or nothing."""
     if as_json:
-        last = 0.0
 
         def line(report: Report) -> None:
-            nonlocal last
-            if time.monotonic() - last >= EVENT_SECONDS:
-                last = time.monotonic()
-                typer.echo(json.dumps({"event": "progress", **report.as_dict()}))
+            typer.echo(json.dumps({"event": "progress", **report.as_dict()}))
 
-        yield line
+        yield now_and_then(EVENT_SECONDS, line, at_once=True)
+        return
+    if not quiet and not err.is_terminal:
+        yield now_and_then(SECONDS, _so_far)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -46,16 +45,23 @@ def _progress(quiet: bool, as_json: bool) -> Iterator[Any]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
+    with Progress(*columns, console=err, transient=True, disable=quiet) as bar:
         task = bar.add_task("indexing", total=None, rate="")
 
-        def show(report: Report) -> None:
-            rate = f"{report.described / report.seconds:.1f} described/s" if report.seconds else ""
-            for count, kind in ((report.bad, "bad"), (report.failed, "failed")):
-                rate += f", {count} {kind}" if count else ""
-            bar.update(task, completed=report.done, total=report.total, rate=rate)
+        yield lambda report: bar.update(task, completed=report.done, total=report.total, rate=_rate(report))
 
-        yield show
+
+def _so_far(report: Report) -> None:
+    total = f" of {report.total}" if report.total else ""
+    err.print(f"indexing: {report.done}{total}, {_rate(report)}", markup=False)
+
+
+def _rate(report: Report) -> str:
+    rate = f"{report.described / report.seconds:.1f} described/s" if report.seconds else ""
+    kinds = (report.completed, "given features"), (report.bad, "bad"), (report.failed, "failed")
+    for count, kind in kinds:
+        rate += f", {count} {kind}" if count else ""
+    return rate
 
 
 @contextmanager
@@ -105,5 +111,6 @@ def _say(search: ImageSearch, report: Report, quiet: bool, as_json: bool, event:
     if not quiet:
         kinds = ("described", "copied", "moved", "unchanged", "removed", "away", "bad", "failed")
         done = ", ".join(f"{getattr(report, kind)} {kind}" for kind in kinds if getattr(report, kind))
+        done += f"{', ' if done else ''}{report.completed} given local features" if report.completed else ""
         what = "Interrupted; run it again to go on. " if report.interrupted else ""
         out.print(f"{what}{done or 'No pictures'} in {report.seconds:.1f} s; {len(search.store)} in the index.")

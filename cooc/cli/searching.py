@@ -47,6 +47,10 @@ def search(
         bool, typer.Option("--database-augmentation", help="Compare with each result's own neighbours too.")
     ] = False,
     rerank: Annotated[str, typer.Option(help="none, k-reciprocal, diffusion or superglobal.")] = "none",
+    verify: Annotated[
+        bool | None,
+        typer.Option("--verify/--no-verify", help="Check results by geometry. [default: if the index has features]"),
+    ] = None,
     min_score: Annotated[float | None, typer.Option(help="Leave out results below this score.")] = None,
     folder: FolderOption = "",
     taken_from: FromOption = "",
@@ -61,9 +65,10 @@ def search(
     sheet: Annotated[Path | None, typer.Option(metavar="FILE.jpg", help="Write a contact sheet.")] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show the results in a browser.")] = False,
 ) -> None:
-    """Find the pictures that are similar to a picture, or to a part of it; most similar first.
+    """Find the pictures that show the same thing as a picture, or as a part of it.
 
-    The similarity is at most 1, of the same picture. It is no proof that two pictures show the same thing.
+    First come those that are verified: so many points of both pictures agree on one geometry. Below are pictures that
+    are merely similar, most similar first; that is no proof that they show the same thing.
     """
     from cooc.cli import showing
     from cooc.image_search import ImageSearch
@@ -79,11 +84,12 @@ def search(
         "augment": database_augmentation,
         "where": _filter(folder, taken_from, taken_to, tag),
         "min_score": min_score,
+        "verify": verify,
     }
     part = parse_box(box) if box else None
     keep = bool(html or sheet or open_)
     answers: list[Answer] = []
-    bad = 0
+    bad, checked = 0, False
     with ImageSearch.open(find_index(index), device=device) as found:
         for title, sources in _queries(images, part):
             try:
@@ -94,12 +100,13 @@ def search(
                 bad += 1
                 err.print(f"left out: {error}", style="yellow", markup=False)
                 continue
+            checked = checked or answer.results.checked
             answers += [answer] if keep else []
             if as_json:
                 typer.echo(json.dumps(_as_json(answer, found)))
             else:
                 _print(answer, found, bool(thumbnails) if thumbnails is not None else out.color_system == "truecolor")
-        if found.calibration is None and not as_json:
+        if found.calibration is None and not as_json and not checked:
             err.print(showing.UNCALIBRATED, style="dim")
         if keep and answers:
             if sheet is not None:
@@ -122,20 +129,28 @@ def search(
 def duplicates(
     index: IndexOption = "",
     threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Similarity from which two are near-duplicates. [default: 0.8]")
+        float | None,
+        typer.Option(min=0, max=1, help="Least similarity of two. [default: 0.8; 0.15 where geometry decides]"),
+    ] = None,
+    verify: Annotated[
+        bool | None,
+        typer.Option("--verify/--no-verify", help="Let geometry decide. [default: if the index has features]"),
     ] = None,
     folder: FolderOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List groups of near-duplicates: copies, other formats and qualities, slight edits."""
+    """List groups of copies: other formats and qualities, smaller ones, crops, slight edits.
+
+    Where the index has local features they decide, so that other views of one thing are no copies, and copies turned
+    by 90 degrees are found where the vectors name them. Without features, similarity alone decides: small crops and
+    other qualities are found, smaller and turned copies often missed.
+    """
     from cooc.cli.showing import shown
     from cooc.image_search import ImageSearch
-    from cooc.index.shortlist import NEAR_DUPLICATE
 
-    threshold = NEAR_DUPLICATE if threshold is None else threshold
     groups = pictures = 0
     with ImageSearch.open(find_index(index)) as found:
-        for group in found.duplicates(threshold, where=_filter(folder, "", "", None)):
+        for group in found.duplicates(threshold, where=_filter(folder, "", "", None), verify=verify):
             groups, pictures = groups + 1, pictures + len(group)
             if as_json:
                 typer.echo(json.dumps([{"id": r.id, "path": r.path, "sha256": r.sha256} for r in group]))
@@ -204,8 +219,8 @@ def _print(answer: Answer, found: ImageSearch, thumbnails: bool) -> None:
         out.print(table, soft_wrap=False, crop=False)
     else:
         out.print("Nothing found: the index is empty, or nothing in it passes these filters.")
-    if answer.results.no_match and matches:
-        out.print(showing.NO_MATCH, style="yellow")
+    if told := showing.note(answer.results):
+        out.print(told, style="yellow")
 
 
 def _as_json(answer: Answer, found: ImageSearch) -> dict[str, Any]:
@@ -213,6 +228,7 @@ def _as_json(answer: Answer, found: ImageSearch) -> dict[str, Any]:
         "query": answer.title,
         "box": answer.box,
         "no_match": answer.results.no_match,
+        "checked": answer.results.checked,
         "calibrated": found.calibration is not None,
         "seconds": round(answer.results.seconds, 4),
         "matches": [_match(match, found) for match in answer.results.matches],
@@ -228,6 +244,7 @@ def _match(match: Match, found: ImageSearch) -> dict[str, Any]:
         "score": match.score,
         "probability": match.probability,
         "verified": match.verified,
+        "agreement": match.agreement and match.agreement.as_dict() | {"query_picture": match.query},
         "width": r.width,
         "height": r.height,
         "taken": r.taken,

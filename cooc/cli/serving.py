@@ -67,7 +67,7 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
     token: Annotated[
-        str | None, typer.Option(envvar="COOC_TOKEN", show_envvar=True, help="What a client has to know.")
+        str | None, typer.Option(envvar="COOC_TOKEN", show_envvar=True, help="The token that a client must send.")
     ] = None,
     allow: Annotated[
         list[Path] | None, typer.Option(help="A folder below the index's root that may be indexed by request.")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from cooc.cli import app, err, out
+from cooc.cli.bars import counting
 from cooc.errors import PARTIAL, InputError
 
 if TYPE_CHECKING:
@@ -33,44 +31,52 @@ def train(
     data: Annotated[
         Path, typer.Option(help="Labelled folders, a folder with ground_truth.json, or retrieval-SfM-120k's.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="RUN", help="Folder for all that comes out.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="RUN", help="Folder for all that is written.")],
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="What to learn a filter for.")] = "paper-bilinear",
     size: Annotated[int, typer.Option(min=32, help="Longest side of the photos in pixels.")] = 640,
     form: Annotated[Literal["learned", "factored"], typer.Option(help="A full filter, or low rank.")] = "factored",
     rank: Annotated[
-        int, typer.Option(min=0, help="Of a factored filter (0: 32); a full one is cut to it at the end (0: not).")
+        int, typer.Option(min=0, help="Rank of a factored filter (0: 32); a full one is cut to it at the end (0: not).")
     ] = 0,
-    parts: Annotated[str, typer.Option("--train", help="Of filter, exponent and whitening, by commas.")] = "filter",
+    parts: Annotated[
+        str, typer.Option("--train", help="What to train: filter, exponent, whitening, by commas.")
+    ] = "filter",
     layer: Annotated[int, typer.Option(min=0, help="Dimensions of a whitening layer before the loss; 0: none.")] = 0,
     loss: Annotated[
-        Literal["contrastive", "triplet", "smooth-ap"], typer.Option(help="The paper's is the first.")
+        Literal["contrastive", "triplet", "smooth-ap"], typer.Option(help="The paper's is contrastive.")
     ] = "smooth-ap",
-    margin: Annotated[float | None, typer.Option(help="Of contrastive (tau, 0.75) and triplet (0.1).")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Of smooth-ap (0.01).")] = None,
-    lr: Annotated[float | None, typer.Option(help="Adam's rate (full 8e-3, factored 1e-2; the paper's 1e-9).")] = None,
+    margin: Annotated[float | None, typer.Option(help="Margin of contrastive (tau, 0.75) and triplet (0.1).")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Temperature of smooth-ap (0.01).")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Adam's learning rate (full 8e-3, factored 1e-2; the paper's 1e-9).")
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 8,
     patience: Annotated[int, typer.Option(min=1, help="Epochs without a better validation mAP.")] = 3,
     batch: Annotated[int, typer.Option(min=1, help="Tuples in a step.")] = 24,
     at_once: Annotated[int, typer.Option(min=1, help="Tuples in memory at once; fewer need less of it.")] = 24,
     queries: Annotated[int, typer.Option(min=1, help="Tuples in an epoch.")] = 2000,
-    positives: Annotated[int, typer.Option(min=1, help="In a tuple.")] = 2,
-    negatives: Annotated[int, typer.Option(min=1, help="In a tuple, each of another label; fewer if those are.")] = 10,
+    positives: Annotated[int, typer.Option(min=1, help="Positives in a tuple.")] = 2,
+    negatives: Annotated[int, typer.Option(min=1, help="Negatives in a tuple, each of another label.")] = 10,
     pool: Annotated[int, typer.Option(min=2, help="Photos that negatives are mined from.")] = 20000,
     pairs: Annotated[
-        Literal["verified", "all"], typer.Option(help="Of one label, to train on: those that match, or any two.")
+        Literal["verified", "all"], typer.Option(help="Pairs of one label to train on: those that match, or all.")
     ] = "verified",
     held_out: Annotated[float, typer.Option(help="Part of the labels kept for validation.")] = 0.2,
     exclude: Annotated[list[str] | None, typer.Option(help="Labels to leave out.")] = None,
     not_in: Annotated[Path | None, typer.Option(help="A folder of test photos, none of which is trained on.")] = None,
-    whitening: Annotated[Literal["pca", "learned", "none"], typer.Option(help="Fitted afterwards.")] = "pca",
-    dim: Annotated[int | None, typer.Option(min=1, help="After whitening. [default: the recipe's]")] = None,
-    storage: Annotated[Storage, typer.Option(help="Of the files that come out.")] = "float32",
+    whitening: Annotated[
+        Literal["pca", "learned", "none"], typer.Option(help="The whitening that is fitted at the end.")
+    ] = "pca",
+    dim: Annotated[int | None, typer.Option(min=1, help="Dimensions after whitening. [default: the recipe's]")] = None,
+    storage: Annotated[Storage, typer.Option(help="Dtype of the files that are written.")] = "float32",
     cache: Annotated[Path | None, typer.Option(help="Keep activations in this folder, not in memory.")] = None,
     keep: Annotated[str, typer.Option(help="Activations as auto, float16, bfloat16 or float32.")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from RUN's checkpoint.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Curves in RUN/tensorboard.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="Of the network and a full filter: auto, float32, bfloat16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Dtype of the network and a full filter: auto, float32, bfloat16.")
+    ] = "auto",
     workers: Annotated[int | None, typer.Option(min=0, help="Decoding processes; 0 is threads.")] = None,
     seed: Annotated[int, typer.Option()] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print run.json.")] = False,
@@ -122,12 +128,12 @@ def train(
         if running.world() > 1 and cache is None:
             raise InputError("Several processes share activations on disk: add --cache FOLDER.")
         place = resolve_device(own)
-        with running.first_before_others(), _bar("activations") as show:
+        with running.first_before_others(), counting("activations") as show:
             kept, good, bad = build_cache(
                 photos.items, descriptor, device=place, folder=cache, keep=keep, workers=workers, progress=show
             )
         photos = photos.subset(good)
-        with _bar("verifying pairs") as show:
+        with counting("verifying pairs") as show:
             photos = verify(photos, kept, descriptor, progress=show)
         photos = photos if pairs == "verified" else all_pairs(photos)
         first = running.rank() == 0
@@ -220,7 +226,7 @@ def compress(
     file: FilterFile,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.safetensors", help="Where it goes.")],
     rank: Annotated[
-        int, typer.Option(min=1, help="Of what is kept of the change to the direct filter.")
+        int, typer.Option(min=1, help="Rank that is kept of the change to the direct filter.")
     ] = DEFAULT_RANK,
     storage: Annotated[Storage, typer.Option(help="float16 takes half the space.")] = "float16",
     on: Annotated[str, typer.Option(metavar="DATASET", help="Also measure both filters' mAP on this data set.")] = "",
@@ -279,7 +285,8 @@ def _scores(
     files: list[Path], dataset: str, data: Path, recipe: str, whiten: Path | None, device: str
 ) -> list[dict[str, float]]:
     """mAP of the recipe with each of the filters."""
-    from cooc.bench.run import Options, run
+    from cooc.bench.describing import BenchOptions
+    from cooc.bench.run import run
     from cooc.datasets.retrieval import image_set, load_dataset
     from cooc.recipes import Recipe, find_recipe
 
@@ -289,7 +296,7 @@ def _scores(
     learned = [config.replace(cooccurrence="learned", filter=str(file)) for file in files]
     recipes = [Recipe(file.stem, one, "a filter compared") for file, one in zip(files, learned, strict=True)]
     with tempfile.TemporaryDirectory() as cache:
-        options = Options(
+        options = BenchOptions(
             device=device,
             cache=Path(cache),
             expansions=("none",),
@@ -311,11 +318,3 @@ def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
         cells = [row.get(name, "") for name in columns]
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
     out.print(table, soft_wrap=False, crop=False)
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

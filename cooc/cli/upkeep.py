@@ -76,9 +76,14 @@ def restore(
 @app.command()
 def rebuild(
     index: IndexOption = "",
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Another one. [default: that of the index]")] = "",
-    storage: Annotated[str, typer.Option(help="Another one: float32, float16, int8, int4 or pq.")] = "",
-    to: Annotated[str, typer.Option(metavar="INDEX", help="Where the new one stays. [default: replace the old]")] = "",
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Another recipe. [default: that of the index]")] = "",
+    storage: Annotated[str, typer.Option(help="Another storage: float32, float16, int8, int4 or pq.")] = "",
+    verify: Annotated[
+        str, typer.Option(metavar="ENGINES|none", help="Other local features, such as sift+xfeat, or none.")
+    ] = "",
+    to: Annotated[
+        str, typer.Option(metavar="INDEX", help="Where the new index stays. [default: in the place of the old]")
+    ] = "",
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
 ) -> None:
@@ -95,6 +100,7 @@ def rebuild(
             to=to or None,
             recipe=recipe or None,
             storage=storage or None,
+            features="" if verify == "none" else verify or None,
             device=device,
             workers=workers,
             progress=progress,

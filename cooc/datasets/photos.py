@@ -51,7 +51,7 @@ class Photos:
         return self.positives
 
     def subset(self, rows: Sequence[int]) -> Photos:
-        """Those photos, numbered anew; matches with others are dropped."""
+        """Those photos, numbered again; matches with others are dropped."""
         place = {row: i for i, row in enumerate(rows)}
         positives = None
         if self.positives is not None:

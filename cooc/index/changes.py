@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cooc.index.engine import Vector
+from cooc.index.engine import Made
 from cooc.index.store import BadFile, Record, Store
 
 __all__ = ["Changes"]
@@ -14,7 +14,7 @@ __all__ = ["Changes"]
 
 @dataclass
 class Changes:
-    described: list[tuple[Record, Vector]] = field(default_factory=list)
+    described: list[tuple[Record, Made]] = field(default_factory=list)
     moves: dict[str, str] = field(default_factory=dict)  # old path -> new
     touches: dict[str, int] = field(default_factory=dict)  # path -> time
     removals: list[str] = field(default_factory=list)
@@ -29,7 +29,8 @@ class Changes:
         if self.moves:
             store.rename(self.moves)
         if self.described:
-            store.add([record for record, _ in self.described], np.stack([vector for _, vector in self.described]))
+            records, made = zip(*self.described, strict=True)
+            store.add(records, np.stack([one.vector for one in made]), [one.features for one in made])
         if self.removals:
             store.remove(self.removals)
         if self.touches:

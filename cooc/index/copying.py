@@ -55,8 +55,8 @@ def _fill(
     notes: Mapping[str, Any],
     forgotten: Iterable[Forgotten],
 ) -> None:
-    for records, vectors in images:
-        copy.add(records, vectors)
+    for block in images:
+        copy.add(*block)
     copy.report_bad(bad)  # after the images: adding one of that path would end the report,
     copy.remember(forgotten)  # and adding one of that content would use the tags up
     for name, value in notes.items():
@@ -64,7 +64,7 @@ def _fill(
     copy.compact()
 
 
-def intact_blocks(store: Store, where: Filter | None = None) -> Iterator[Block]:
+def intact_blocks(store: Store, where: Filter | None = None, *, features: bool = False) -> Iterator[Block]:
     """All images with their vectors, but for those whose vector is damaged: a warning says which."""
     records = store.records(where)
     while block := list(itertools.islice(records, BLOCK)):
@@ -73,7 +73,9 @@ def intact_blocks(store: Store, where: Filter | None = None) -> Iterator[Block]:
         for record in block:
             if record.id not in good:
                 log.warning("%s is left out: its vector is damaged.", show(Path(record.path)))
-        yield [record for record in block if record.id in good], vectors
+        yield Block(
+            [record for record in block if record.id in good], vectors, store.features(ids) if features else None
+        )
 
 
 def restore(snapshot: str, index: str, *, root: str | None = None) -> int:
@@ -99,7 +101,7 @@ def restore(snapshot: str, index: str, *, root: str | None = None) -> int:
             )
         meta = replace(copy.meta, root=root or kept, storage="float32")
         with create_store(index, meta) as new:
-            _fill(new, intact_blocks(copy), copy.bad_files(), copy.notes(), copy.forgotten())
+            _fill(new, intact_blocks(copy, features=True), copy.bad_files(), copy.notes(), copy.forgotten())
             return len(new)
 
 

@@ -8,12 +8,12 @@ such as another picture of the same thing would give. Whoever asks for more resu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cooc.index.store import Vectors
+from cooc.vectors import unit_rows
 
 _T = TypeVar("_T")
 
@@ -23,8 +23,8 @@ EFFORTS = (100, 150, 200, 300, 400, 600, 900, 1400)  # nodes of a graph to keep 
 
 def views(vectors: Vectors) -> Vectors:
     """Queries like another picture of what these show."""
-    noise = _unit(np.random.default_rng(0).normal(size=vectors.shape))
-    return _unit(vectors + noise / 2)
+    noise = unit_rows(np.random.default_rng(0).normal(size=vectors.shape))
+    return unit_rows(vectors + noise / 2)
 
 
 def least(
@@ -44,8 +44,3 @@ def least(
 def scaled(effort: int, k: int) -> int:
     """For k results, from what was measured for `NEIGHBOURS`."""
     return effort * max(k, NEIGHBOURS) // NEIGHBOURS
-
-
-def _unit(rows: NDArray[np.floating[Any]]) -> Vectors:
-    unit: Vectors = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    return unit

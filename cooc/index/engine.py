@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +13,32 @@ from cooc.errors import CoocError
 from cooc.index.examine import Candidate, Examined, Reader
 from cooc.pictures import Collection, Folder
 from cooc.pictures.batches import Item, default_workers
+from cooc.pictures.shared_memory import Beside
 
-__all__ = ["Decide", "Described", "Describer", "Engine", "Here", "Vector", "describe_items"]
+__all__ = ["Decide", "Described", "Describer", "Engine", "Extraction", "Here", "Made", "Vector", "describe_items"]
 
 FEW = 32  # pictures: for no more than that, starting worker processes costs more time than they save
 
 Vector = NDArray[np.float32]
 Decide = Callable[[Examined], bool]  # must it be described?
-Described = tuple[Examined, Vector | CoocError]  # a vector, or why there is none
+
+
+class Made(NamedTuple):
+    """Of one picture, in one pass over its file."""
+
+    vector: Vector
+    features: bytes | None = None  # local ones, as a code; None where the index keeps none
+
+
+Described = tuple[Examined, Made | CoocError]  # what was made, or why there is nothing
+
+
+class Extraction(Beside, Protocol):
+    """What makes local features: `cooc.verification.extraction.Extraction`. Called where a picture is decoded."""
+
+    def finish(self, aside: Any, device: str) -> bytes:
+        """The code of a picture, from what the call gave. Here is torch, and the network's device."""
+        ...
 
 
 class Engine(Protocol):
@@ -34,8 +52,10 @@ class Describer(Protocol):
 
     @property
     def device(self) -> Device: ...
-    def stream(self, items: Iterable[Item], *, workers: int | None = None) -> Iterator[tuple[Item, Vector | CoocError]]:
-        """Each item with its vector, or why it has none, in whatever order."""
+    def stream(
+        self, items: Iterable[Item], *, workers: int | None = None, beside: Beside | None = None
+    ) -> Iterator[tuple[Item, Vector | CoocError]]:
+        """Each item with its vector, or why it has none, in whatever order; it carries what was made `beside`."""
         ...
 
 
@@ -47,9 +67,11 @@ class Device(Protocol):
 class Here:
     """The engine of one machine: threads or processes read ahead, others decode, the network describes."""
 
-    def __init__(self, describer: Callable[[], Describer], workers: int | None = None) -> None:
+    def __init__(
+        self, describer: Callable[[], Describer], workers: int | None = None, extraction: Extraction | None = None
+    ) -> None:
         """The describer is loaded if there is something to describe."""
-        self.describer, self.workers = describer, workers
+        self.describer, self.workers, self.extraction = describer, workers, extraction
 
     def describe(self, collection: Collection, files: Iterable[Candidate], decide: Decide) -> Iterator[Described]:
         reader = Reader(collection)
@@ -63,9 +85,20 @@ class Here:
             workers = default_workers(describer.device.type) if len(first) > FEW else 0
         if workers > 1 and isinstance(collection, Folder):  # of others a connection is shared
             reader.use_processes()
-        yield from describe_items(describer, itertools.chain(first, items), workers)
+        yield from describe_items(describer, itertools.chain(first, items), workers, self.extraction)
 
 
-def describe_items(describer: Describer, seen: Iterable[Examined], workers: int) -> Iterator[Described]:
+def describe_items(
+    describer: Describer, seen: Iterable[Examined], workers: int, extraction: Extraction | None = None
+) -> Iterator[Described]:
     items = (Item(one, one.picture) for one in seen if one.picture is not None)
-    return ((item.key, found) for item, found in describer.stream(items, workers=workers))
+    for item, found in describer.stream(items, workers=workers, beside=extraction):
+        if isinstance(found, CoocError) or extraction is None:
+            yield item.key, found if isinstance(found, CoocError) else Made(found)
+            continue
+        try:
+            code = extraction.finish(item.aside, describer.device.type)
+        except CoocError as error:
+            yield item.key, error
+        else:
+            yield item.key, Made(found, code)

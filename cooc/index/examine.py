@@ -17,10 +17,10 @@ from itertools import islice
 from cooc.errors import CoocError, UnreadableError
 from cooc.index.store import Record
 from cooc.pictures import Collection, Entry
+from cooc.pictures.child_process import start
 from cooc.pictures.decode import ImageInfo, Picture, image_info
 from cooc.pictures.decoders import Decoders
 from cooc.pictures.faults import blame, is_machine
-from cooc.pictures.worker import start
 
 __all__ = ["CHANGED", "READERS", "Candidate", "Examined", "Reader", "examine"]
 

@@ -58,7 +58,7 @@ def _write_npy(meta: StoreMeta, blocks: Iterable[Block], file: Path) -> int:
         lines = stack.enter_context(replacing(file.with_suffix(".jsonl")))  # takes its place first
         lines.write(json.dumps(asdict(meta)).encode() + b"\n")
         _npy_header(data, 0, meta.dim)
-        for records, vectors in blocks:
+        for records, vectors, _ in blocks:
             data.write(vectors.astype("<f4", copy=False).tobytes())
             lines.writelines(json.dumps(_row(record)).encode() + b"\n" for record in records)
             count += len(records)
@@ -100,7 +100,7 @@ def _write_parquet(meta: StoreMeta, blocks: Iterable[Block], file: Path) -> int:
     )
     count = 0
     with replacing(file) as stream, writing(stream, schema) as writer:
-        for records, vectors in blocks:
+        for records, vectors, _ in blocks:
             rows = [_row(record) for record in records]
             for row in rows:
                 row["path_bytes"] = path_bytes(row["path"])

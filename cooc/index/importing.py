@@ -48,7 +48,7 @@ class Exported:
     def check(self) -> int:
         """Read everything; how many images there are. An InputError says what is wrong, and where."""
         seen = set[str]()
-        for records, _ in self:
+        for records, *_ in self:
             for record in records:
                 if record.path in seen:
                     self._wrong(f"the path {_shown(record.path)} is there twice")
@@ -60,7 +60,7 @@ class Exported:
         with self._explained():
             for rows, vectors in self._npy() if self.file.suffix == ".npy" else self._parquet():
                 records = [self._record(number, row) for number, row in enumerate(rows, first)]
-                yield records, self._vectors(first, vectors)
+                yield Block(records, self._vectors(first, vectors))
                 first += len(records)
 
     @contextmanager
@@ -238,6 +238,7 @@ META: dict[str, tuple[Check, str]] = {
     "cooc_version": (_text, "a version"),
     "created": (_time, "a time such as 2024-05-31T12:00:00+00:00"),
     "format": (_integer(1, FORMAT), f"1 to {FORMAT}"),
+    "features": (_text, "names of engines"),
     "storage": (lambda value: value in STORAGES, f"one of {', '.join(STORAGES)}"),
 }
 RECORD: dict[str, tuple[Check, str]] = {

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from cooc.errors import CoocError, InputError, MachineError, StoreMismatchError
-from cooc.index.engine import Decide, Described, Describer, Vector, describe_items
+from cooc.index.engine import Decide, Described, Describer, Extraction, Made, describe_items
 from cooc.index.examine import READERS, Candidate, Examined, examine
 from cooc.pictures import Collection
 from cooc.pictures.faults import is_machine
@@ -89,8 +89,9 @@ class OnRay:
         address: str = "",
         workers: int | None = None,
         device: str = "auto",
+        extraction: Extraction | None = None,
     ) -> None:
-        self.build, self.weights_hash = build, weights_hash
+        self.build, self.weights_hash, self.extraction = build, weights_hash, extraction
         self.address, self.workers, self.device = address, workers, device
 
     def describe(self, collection: Collection, files: Iterable[Candidate], decide: Decide) -> Iterator[Described]:
@@ -190,7 +191,8 @@ class _Run:
         remote = self.ray.remote(Worker).options(
             **self.options, max_concurrency=UNDER_WAY + 1, scheduling_strategy="SPREAD"
         )
-        actor = remote.remote(self.engine.build, self.collection, self.options["num_cpus"], self.options["num_gpus"])
+        shares = self.options["num_cpus"], self.options["num_gpus"]
+        actor = remote.remote(self.engine.build, self.collection, *shares, self.engine.extraction)
         self.starting[actor.fingerprint.remote()] = _Worker(actor)
 
     def _started(self, ref: Any) -> None:
@@ -287,9 +289,9 @@ class _Run:
                 self._send(worker, chunk)
                 return
         else:
-            vectors, seconds = result
-            self.size = min(max(round(len(vectors) / max(seconds, 1e-9) * CHUNK_SECONDS), SMALLEST), LARGEST)
-            found = list(zip(chunk.seen, vectors, strict=True))
+            made, seconds = result
+            self.size = min(max(round(len(made) / max(seconds, 1e-9) * CHUNK_SECONDS), SMALLEST), LARGEST)
+            found = list(zip(chunk.seen, made, strict=True))
             failing = [one for one, result in found if isinstance(result, MachineError)]
             if failing and chunk.tries < TRIES:
                 self.again.append(_Chunk([], failing, chunk.losses, chunk.tries + 1))
@@ -302,7 +304,10 @@ class _Run:
 class Worker:
     """Reads several chunks at once, for that is waiting, and describes one after another."""
 
-    def __init__(self, build: Build, collection: Collection, cpus: int, gpus: int) -> None:
+    def __init__(
+        self, build: Build, collection: Collection, cpus: int, gpus: int, extraction: Extraction | None = None
+    ) -> None:
+        self.extraction = extraction
         self.decoders = cpus - 1 if gpus else 0  # processes; a worker with one core decodes in threads beside itself
         self.descriptor, self.collection = build("cuda" if gpus else "cpu", cpus), collection
         self.one_at_a_time, self.keeping = threading.Lock(), threading.Lock()
@@ -324,12 +329,13 @@ class Worker:
                 self.held -= self.kept.popitem(last=False)[1].size
         return [replace(one, picture=None) for one in seen]
 
-    def describe(self, seen: list[Examined]) -> tuple[list[Vector | CoocError], float]:
+    def describe(self, seen: list[Examined]) -> tuple[list[Made | CoocError], float]:
         """In the order of `seen`; and the seconds that it took."""
         with self.one_at_a_time:
             started = time.perf_counter()
             items = [replace(one, picture=self._picture(one)) for one in seen]
-            found = {one.file.name: result for one, result in describe_items(self.descriptor, items, self.decoders)}
+            results = describe_items(self.descriptor, items, self.decoders, self.extraction)
+            found = {one.file.name: result for one, result in results}
             return [found[one.file.name] for one in seen], time.perf_counter() - started
 
     def _picture(self, one: Examined) -> Any:

@@ -28,6 +28,7 @@ class Report:
     described: int = 0
     copied: int = 0  # same content as another picture: its vector was taken
     moved: int = 0
+    completed: int = 0  # were there, without local features, and have them now
     removed: int = 0
     away: int = 0  # not there, but their folder may come back: kept
     bad: int = 0  # left out for what they are

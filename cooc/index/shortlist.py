@@ -21,8 +21,21 @@ from cooc.errors import InputError, UnknownNameError
 from cooc.index.calibration import THRESHOLD, Calibration
 from cooc.index.store import Filter, Record, Store, Vectors, intact
 from cooc.reranking import EXPANSIONS, RERANKERS, alpha_expansion, expand, rerank
+from cooc.verification.agreement import Agreement
 
-__all__ = ["NEAR_DUPLICATE", "Match", "Options", "Results", "as_query", "find_duplicates", "find_matches", "unit"]
+__all__ = [
+    "NEAR_DUPLICATE",
+    "Groups",
+    "Match",
+    "Options",
+    "Results",
+    "as_query",
+    "find_duplicates",
+    "find_matches",
+    "neighbours",
+    "still_there",
+    "unit",
+]
 
 NEAR_DUPLICATE = 0.8  # measured: copies saved at quality 40 or cropped by 10 % have 0.79 to 0.97, other views less
 NEIGHBOURS = 10  # of an expansion and of database augmentation
@@ -35,18 +48,21 @@ class Match:
     id: str
     path: str  # relative to the index's root
     score: float  # inner product with the query, however the results were ordered
-    probability: float | None  # how often such a score was right where the curve was fitted; None without a curve
+    probability: float | None  # that it shows the same thing, where it is verified; else by the index's own curve
     record: Record
     away: bool = False  # its file is not there now, but may come back with its folder
     verified: bool = False  # do both pictures agree in more than their vectors? If not, it is merely similar
+    agreement: Agreement | None = None  # in what, if it is verified: inliers, regions, transform
+    query: int = 0  # with which of the query's pictures
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
     matches: list[Match]  # best first
-    no_match: bool  # by the curve, even the best result is more likely another thing
+    no_match: bool  # nothing is verified; without verification: even the best result is more likely another thing
     query_vector: NDArray[np.float32]  # (D,)
     seconds: float
+    checked: bool = False  # by geometry? Then what is not verified is merely similar
 
 
 @dataclass(frozen=True)
@@ -98,7 +114,7 @@ def find_matches(
     started = time.monotonic() if started is None else started
     asked = query[None]  # (1, D)
     if options.expand not in (None, "none"):
-        ids, vectors = _still_there(store, _nearest(store, asked, NEIGHBOURS, options.where, without))
+        ids, vectors = still_there(store, _nearest(store, asked, NEIGHBOURS, options.where, without))
         asked = expand(options.expand, asked, vectors, n=NEIGHBOURS) if ids else asked
     wanted = options.offset + options.k
     reordered = options.augment or options.rerank not in (None, "none")
@@ -106,7 +122,7 @@ def find_matches(
     first = options.offset
     if first and not reordered and options.min_score is None:  # all that is looked up is the page that was asked for,
         ids, first = ids[:1] + ids[first:], 1  # and the best one, which tells whether there is a match
-    ids, vectors = _still_there(store, ids)
+    ids, vectors = still_there(store, ids)
     if options.augment and ids:
         order = np.argsort(-(_augmented(store, ids, vectors, options.where) @ asked[0]), kind="stable")
         ids, vectors = [ids[i] for i in order], vectors[order]
@@ -130,7 +146,7 @@ def _nearest(store: Store, query: Vectors, k: int, where: Filter | None, without
     return [name for name in ids if name != without][:k]
 
 
-def _still_there(store: Store, ids: list[str]) -> tuple[list[str], Vectors]:
+def still_there(store: Store, ids: list[str]) -> tuple[list[str], Vectors]:
     """With their vectors; without those that another process has removed since, or whose vectors are damaged."""
     while True:
         try:
@@ -145,7 +161,7 @@ def _still_there(store: Store, ids: list[str]) -> tuple[list[str], Vectors]:
 def _augmented(store: Store, ids: list[str], vectors: Vectors, where: Filter | None) -> Vectors:
     """alpha-DBA of the shortlist alone: each of its vectors joined with its neighbours in the whole index."""
     found = store.search(vectors, NEIGHBOURS + 1, where=where)
-    names, database = _still_there(store, list(dict.fromkeys([*ids, *(name for row in found.ids for name in row)])))
+    names, database = still_there(store, list(dict.fromkeys([*ids, *(name for row in found.ids for name in row)])))
     place = {name: i for i, name in enumerate(names)}
     indices = np.array([[place.get(name, -1) for name in row] for row in found.ids])
     own = np.array([place.get(name, -1) for name in ids])
@@ -157,38 +173,64 @@ def find_duplicates(store: Store, threshold: float, where: Filter | None = None)
 
     Each picture is searched once, in blocks: time grows with what a search costs, memory with the duplicates alone.
     """
-    parent: dict[str, str] = {}  # of pictures that have a duplicate: a forest, one tree for each group
+    groups = Groups()
+    for name, others in neighbours(store, threshold, where):
+        for other, _ in others:
+            groups.join(name, other)
+    return groups.records(store)
 
-    def top(name: str) -> str:
-        while parent.setdefault(name, name) != name:
+
+class Groups:
+    """Pictures that are joined in pairs: a forest, one tree for each group."""
+
+    def __init__(self) -> None:
+        self.parent: dict[str, str] = {}  # of pictures that have a duplicate
+
+    def top(self, name: str) -> str:
+        parent = self.parent
+        while parent.get(name, name) != name:
             parent[name] = name = parent[parent[name]]
         return name
 
+    def join(self, name: str, other: str) -> None:
+        first, second = sorted((self.top(name), self.top(other)))
+        self.parent[first] = self.parent[second] = first
+
+    def joined(self, name: str, other: str) -> bool:
+        return self.top(name) == self.top(other)
+
+    def records(self, store: Store) -> Iterator[list[Record]]:
+        members: dict[str, list[str]] = {}
+        for name in self.parent:
+            members.setdefault(self.top(name), []).append(name)
+        groups = [sorted((r for r in store.get(ids) if r), key=lambda r: r.path) for ids in members.values()]
+        yield from sorted((group for group in groups if len(group) > 1), key=lambda group: group[0].path)
+
+
+def neighbours(
+    store: Store, threshold: float, where: Filter | None = None, *, nearest: int = 0, least: float = 1.0
+) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+    """Each picture with all others whose similarity reaches the threshold, and its `nearest` ones from `least` on."""
     for block in _blocks(store.records(where)):
-        for name, others in _above(store, [record.id for record in block], threshold, where):
-            for other in others:
-                first, second = sorted((top(name), top(other)))
-                parent[second] = first
-    members: dict[str, list[str]] = {}
-    for name in parent:
-        members.setdefault(top(name), []).append(name)
-    groups = [sorted((r for r in store.get(ids) if r), key=lambda r: r.path) for ids in members.values()]
-    yield from sorted((group for group in groups if len(group) > 1), key=lambda group: group[0].path)
-
-
-def _above(store: Store, ids: list[str], threshold: float, where: Filter | None) -> Iterator[tuple[str, list[str]]]:
-    """For each picture, the others whose similarity reaches the threshold: more are asked for while all do."""
-    ids, vectors = _still_there(store, ids)
-    k = 16
-    while ids:
-        found = store.search(vectors, k, where=where)
-        more = []
-        for row, (name, scores, names) in enumerate(zip(ids, found.scores, found.ids, strict=True)):
-            if len(names) == k and scores[-1] >= threshold:
-                more.append(row)
-            else:
-                yield name, [n for n, score in zip(names, scores, strict=True) if score >= threshold and n != name]
-        ids, vectors, k = [ids[row] for row in more], vectors[more], 4 * k
+        ids, vectors = still_there(store, [record.id for record in block])
+        k = max(16, nearest + 1)
+        while ids:
+            found = store.search(vectors, k, where=where)
+            more = []  # are asked for while all that came reach the threshold
+            for row, (name, scores, names) in enumerate(zip(ids, found.scores, found.ids, strict=True)):
+                if len(names) == k and scores[-1] >= threshold:
+                    more.append(row)
+                    continue
+                others = [pair for pair in zip(names, scores.tolist(), strict=True) if pair[0] != name]
+                yield (
+                    name,
+                    [
+                        (other, score)
+                        for place, (other, score) in enumerate(others)
+                        if score >= threshold or (place < nearest and score >= least)
+                    ],
+                )
+            ids, vectors, k = [ids[row] for row in more], vectors[more], 4 * k
 
 
 def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:

@@ -1,6 +1,8 @@
 """What an index keeps, and the small interface that every engine implements.
 
 An index holds one `Record` and one unit vector for each image, and a `StoreMeta` that says how the vectors were made.
+It may hold local features too, as codes that only `cooc.verification` reads. They are kept by content: copies of a
+picture share theirs, and a moved one has them still.
 Images are named in two ways: by `path` (relative to the index's root; what a person sees, and what is unique) and by
 `id` (a digest of content and path; what results carry, the same on every machine and in every engine).
 
@@ -11,10 +13,12 @@ Engines differ in where they keep this, never in what they answer: `Store` is th
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
@@ -29,7 +33,12 @@ FORMAT = 3  # raised when an older cooc could no longer read what is written
 REMEMBERED = timedelta(days=90)  # how long the tags of removed pictures are kept
 
 Vectors = NDArray[np.float32]
+Codes = Sequence[bytes | None]  # local features of pictures, None where there are none
 STORAGES = ("float32", "float16", "int8", "int4", "pq")  # what an engine may keep of a vector, most precise first
+
+FEATURES_DAMAGED = "its local features are damaged; the next `cooc index` makes them again"
+
+log = logging.getLogger("cooc")
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -136,6 +145,11 @@ class StoreMeta:
     created: str = field(default_factory=now)
     format: int = FORMAT
     storage: str = "float32"  # one of STORAGES
+    features: str = ""  # engines of the local features that are kept, such as "sift+xfeat"; kept beside the rest
+
+    def as_json(self) -> str:
+        """Without the features: a cooc that knows none opens the index as well, and what it changes stays right."""
+        return json.dumps({name: value for name, value in asdict(self).items() if name != "features"})
 
 
 def check_same(meta: StoreMeta, other: StoreMeta, index: str = "the index") -> None:
@@ -197,7 +211,17 @@ class Filter:
         )
 
 
-Block = tuple[Sequence[Record], Vectors]  # (n, D): a vector for each record
+class Block(NamedTuple):
+    """Images to add: a vector for each record, (n, D), and local features where there are any."""
+
+    records: Sequence[Record]
+    vectors: Vectors
+    features: Codes | None = None
+
+
+class FeatureCount(NamedTuple):
+    images: int  # that have local features
+    bytes: int  # of all codes
 
 
 class SearchResult(NamedTuple):
@@ -224,11 +248,11 @@ class Store(Protocol):
     def __len__(self) -> int: ...
 
     # changes
-    def add(self, records: Sequence[Record], vectors: Vectors) -> None:
+    def add(self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None) -> None:
         """Upsert by path. Tags that a path already had stay; its report as a bad file goes.
 
         A picture gets back the tags that were kept of its content: those of this path where there are any, else all
-        that are left of it.
+        that are left of it. Without features it has those that its content has in the index, if any.
         """
 
     def add_all(self, blocks: Iterable[Block]) -> int:
@@ -258,6 +282,13 @@ class Store(Protocol):
     def remember(self, tags: Iterable[Forgotten]) -> None:
         """Tags for pictures that are yet to come, as if they had been removed."""
 
+    def set_feature_engines(self, engines: str) -> None:
+        """From now on local features by these engines are kept. Once: other ones are refused."""
+
+    def set_features(self, codes: Mapping[str, bytes]) -> int:
+        """Local features, by id, of images that are there; of how many. Ids that are gone are left out."""
+        ...
+
     # questions
     def get(self, ids: Sequence[str]) -> list[Record | None]:
         """None for those that are no longer there: another process may remove an image between search and get."""
@@ -284,6 +315,16 @@ class Store(Protocol):
     def vectors(self, ids: Sequence[str]) -> Vectors:
         """(n, D), in the order asked for. Never a damaged one: that is a `VectorDamagedError` which names the image."""
         ...
+
+    def features(self, ids: Sequence[str]) -> list[bytes | None]:
+        """Codes in the order asked for; None where there is none, or it is damaged, which is said in a warning."""
+        ...
+
+    def without_features(self, *, check: bool = False) -> Iterator[Record]:
+        """Images that have none, in the order of their paths; to `check` is to read all, and count damaged ones too."""
+        ...
+
+    def count_features(self) -> FeatureCount: ...
 
     def search(
         self, queries: Vectors, k: int, *, where: Filter | None = None, exact: bool | None = None
@@ -361,6 +402,37 @@ def given_back(records: Iterable[Record], kept: Iterable[Forgotten]) -> tuple[li
         found.append(replace(record, tags=record.tags.union(*(paths[path] for path in own))))
         used |= {(record.sha256, path) for path in own}
     return found, used
+
+
+def check_codes(meta: StoreMeta, records: Sequence[Record], features: Codes | None) -> dict[str, bytes]:
+    """Features by content, sha256 -> code."""
+    if features is None:
+        return {}
+    if len(records) != len(features):
+        raise InputError(f"{len(records)} records came with {len(features)} local features: one, or None, for each.")
+    codes = {one.sha256: code for one, code in zip(records, features, strict=True) if code is not None}
+    if codes and not meta.features:
+        raise InputError("This index keeps no local features: set_feature_engines() says by which engines it is to.")
+    return codes
+
+
+def check_engines(meta: StoreMeta, engines: str) -> bool:
+    """Must they be set? Others than those that there are would leave features of two kinds."""
+    if not engines or not engines.isprintable():
+        raise InputError(f"{engines!r} names no engine of local features.")
+    if meta.features not in ("", engines):
+        raise InputError(
+            f"This index keeps local features by {meta.features}, not by {engines}. To change that, make it again: "
+            f"cooc rebuild --verify {engines}"
+        )
+    return not meta.features
+
+
+def warn_of_damage(paths: Iterable[str]) -> None:
+    names = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths]
+    if names:
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        log.warning("The local features of %s%s are left out: %s.", names[0], more, FEATURES_DAMAGED)
 
 
 def check_tags(tags: Iterable[str]) -> None:

@@ -34,7 +34,7 @@ from cooc.errors import (
 )
 from cooc.index.away import Absence, inside
 from cooc.index.changes import Changes
-from cooc.index.engine import Engine, Vector
+from cooc.index.engine import Engine, Made, Vector
 from cooc.index.examine import CHANGED, Candidate, Examined
 from cooc.index.report import Problem, Progress, Report, Stop
 from cooc.index.store import BadFile, Filter, Record, Store
@@ -277,7 +277,7 @@ class _Run:
             return False
         self.report.copied += 1
         tags = frozenset[str]().union(*(twin.tags for twin in away))  # perhaps its disk has another name now
-        self.pending.described.append((replace(seen.record, tags=tags), vector))
+        self.pending.described.append((replace(seen.record, tags=tags), Made(vector)))  # features go with the content
         return True
 
     def _vector_of(self, twins: Iterable[Record]) -> Vector | None:
@@ -294,7 +294,7 @@ class _Run:
         except OSError:
             return False
 
-    def _take(self, seen: Examined, result: Vector | CoocError) -> None:
+    def _take(self, seen: Examined, result: Made | CoocError) -> None:
         if isinstance(result, CoocError):
             self._leave_out("described", seen.file.name, result, seen)
             return

@@ -15,7 +15,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from cooc.errors import CoocError, MachineError
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture
 from cooc.pictures.decoders import Decoders, Limits
-from cooc.pictures.worker import Place, Shared, load
+from cooc.pictures.shared_memory import Beside, Loaded, Place, Shared, load
 
 __all__ = ["Bad", "Batch", "Item", "batches", "decode", "default_workers"]
 
@@ -44,6 +44,7 @@ class Item:
     key: Any
     picture: Picture
     box: Box | None = None
+    aside: Any = None  # in results: what was made of the picture beside its pixels
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,17 @@ def batches(
     workers: int = 0,
     batch_pixels: int = 1 << 20,
     hold_pixels: int | None = None,
+    beside: Beside | None = None,
 ) -> Iterator[Batch | Bad]:
     """Decode items into batches of one shape and at most `batch_pixels` pixels.
 
-    At most `hold_pixels` (8 batches) wait for others of their shape; past that the fullest shape goes ahead.
+    `beside` makes something else of each picture, where it is decoded; items carry it as `aside`. At most
+    `hold_pixels` (8 batches) wait for others of their shape; past that the fullest shape goes ahead.
     """
     hold_pixels = hold_pixels or 8 * batch_pixels
     most = max(size, min_side) ** 2  # pixels of a picture
     held = 2 * (hold_pixels + 3 * batch_pixels) // most  # pictures that wait or are being described
-    pictures = _decoded(items, size, min_side, workers, min(held, SHARED // (3 * most)))
+    pictures = _decoded(items, size, min_side, workers, min(held, SHARED // (3 * most)), beside)
     for group in _grouped(pictures, batch_pixels, hold_pixels):
         yield group if isinstance(group, Bad) else Batch(group)
 
@@ -133,10 +136,10 @@ def _grouped(pictures: Iterable[_Decoded | Bad], batch_pixels: int, hold_pixels:
 
 
 def decode(
-    items: Iterable[Item], *, size: int, min_side: int = 1, workers: int = 0
+    items: Iterable[Item], *, size: int, min_side: int = 1, workers: int = 0, beside: Beside | None = None
 ) -> Iterator[tuple[Item, Pixels | CoocError]]:
     """Items in order, each with its pixels (H, W, 3) or the error why there are none."""
-    for picture in _decoded(items, size, min_side, workers, 0):
+    for picture in _decoded(items, size, min_side, workers, 0, beside):
         if isinstance(picture, Bad):
             yield picture.item, picture.error
         else:
@@ -145,10 +148,12 @@ def decode(
             yield picture.item, pixels
 
 
-def _decoded(items: Iterable[Item], size: int, min_side: int, workers: int, spare: int) -> Iterator[_Decoded | Bad]:
+def _decoded(
+    items: Iterable[Item], size: int, min_side: int, workers: int, spare: int, beside: Beside | None
+) -> Iterator[_Decoded | Bad]:
     """Items in order. `spare` pictures may be kept at a time; past that, others come through a pipe."""
     ahead = 4 * max(workers, 1)
-    pool = _Pool(workers, ahead + spare, size, min_side)
+    pool = _Pool(workers, ahead + spare, size, min_side, beside)
     running: deque[tuple[Item, _Task]] = deque()
     try:
         for item in items:
@@ -162,15 +167,15 @@ def _decoded(items: Iterable[Item], size: int, min_side: int, workers: int, spar
 
 
 class _Task(NamedTuple):
-    future: Future[Pixels | tuple[int, ...]]
+    future: Future[Loaded]
     place: Place | None
 
 
 class _Pool:
     """Threads that decode, or that each ask a process to."""
 
-    def __init__(self, workers: int, places: int, size: int, min_side: int) -> None:
-        self.size, self.min_side = size, min_side
+    def __init__(self, workers: int, places: int, size: int, min_side: int, beside: Beside | None) -> None:
+        self.settings = size, min_side, beside
         self.shared = Shared(places, 3 * max(size, min_side) ** 2) if workers else Shared(0, 0)
         self.decoders = Decoders(LIMITS, self.shared.address) if workers else None
         self.threads = ThreadPoolExecutor(workers or 2, thread_name_prefix="decoding")
@@ -178,7 +183,8 @@ class _Pool:
     def submit(self, item: Item) -> _Task:
         place = self.shared.free.pop() if self.shared.free else None  # the one that was used last
         run = partial(self.decoders.run, load) if self.decoders else load
-        return _Task(self.threads.submit(run, item.picture, place, self.size, item.box, self.min_side), place)
+        size, min_side, beside = self.settings
+        return _Task(self.threads.submit(run, item.picture, place, size, item.box, min_side, beside), place)
 
     def result(self, item: Item, task: _Task) -> _Decoded | Bad:
         """The picture, or the reason why there is none. Whatever else one file does, it is one bad file."""
@@ -196,11 +202,13 @@ class _Pool:
         except Exception as error:  # decoders' own have become ImageErrors: this is the pipe, memory, ...
             give_back()
             return Bad(item, MachineError(f"It could not be decoded ({type(error).__name__}: {error}). Try again."))
-        if place is None or not isinstance(found, tuple):
+        if found.aside is not None:
+            item = replace(item, aside=found.aside)
+        if found.pixels is not None:
             give_back()
-            assert not isinstance(found, tuple)
-            return _Decoded(item, found, lambda: None)
-        return _Decoded(item, self.shared.view(place, found), give_back)
+            return _Decoded(item, found.pixels, lambda: None)
+        assert place is not None
+        return _Decoded(item, self.shared.view(place, found.shape), give_back)
 
     def shutdown(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)

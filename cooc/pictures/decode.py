@@ -6,6 +6,7 @@ where this machine failed, and not the file, a `MachineError` (see `faults.py`).
 
     open_image   a picture (path, bytes, stream, Pillow image, array) as an upright RGB Pillow image
     load_image   the same as (H, W, 3) uint8, reduced to a longest side, cropped to a box
+    load_twice   the same at two sizes: for a network, and for whatever else wants more of the picture
     image_info   size, format and date from the header alone
     decode_ahead both of these, for whoever decodes in another process than it describes
 
@@ -17,27 +18,26 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
-import struct
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 from cooc.errors import CoocError, ImageError, InputError
 from cooc.pictures.boxes import Box, clip
 from cooc.pictures.effort import check_effort
-from cooc.pictures.faults import blame, exhausted, is_machine, machine_error, open_regular, read_failure
+from cooc.pictures.exif import TURNS, orientation_of, read_exif, taken
+from cooc.pictures.faults import blame, exhausted, machine_error, open_regular, read_failure
+from cooc.pictures.pixels import from_array, to_rgb
 
 __all__ = [
     "EXTENSIONS",
@@ -45,10 +45,14 @@ __all__ = [
     "Decoded",
     "ImageInfo",
     "Picture",
+    "View",
     "decode_ahead",
     "image_info",
     "is_picture",
     "load_image",
+    "load_twice",
+    "load_view",
+    "name_of",
     "open_image",
 ]
 
@@ -67,16 +71,7 @@ EXTENSIONS = frozenset(
 # Formats that Pillow recognises but cannot decode alone, or (EPS; IPTC may wrap it) by running a program on them.
 _REFUSED = {"BUFR", "EPS", "FPX", "GRIB", "HDF5", "IPTC", "MIC", "MPEG", "WMF"}
 
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_16_TO_8 = ((np.arange(65536) * 255 + 32767) // 65535).astype(np.uint8)  # round(v / 257)
+LEAST = 64  # pixels: a reduced decode rounds its sides up, nothing in a photo, a distortion in a sliver
 
 _log = logging.getLogger("cooc")
 
@@ -89,6 +84,14 @@ class ImageInfo:
     taken: str | None  # EXIF date and time as YYYY-MM-DDTHH:MM:SS; cameras do not say which time zone
 
 
+class View(NamedTuple):
+    """A picture, or a part of it, as large as local features want it."""
+
+    pixels: npt.NDArray[np.uint8]
+    size: tuple[int, int]  # of the whole picture
+    box: Box | None  # of the part in it
+
+
 @dataclass(frozen=True)
 class Decoded:
     """A picture that has been decoded, perhaps by another process: what `load_image` gives with these settings."""
@@ -98,6 +101,7 @@ class Decoded:
     size: int | None
     box: Box | None
     min_side: int
+    view: View | None = None  # what `load_view` gives
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -108,7 +112,7 @@ def open_image(picture: Picture, *, size: int | None = None, max_pixels: int = M
 
     `size` says that the longest side will be reduced to it later, so a JPEG may be decoded smaller, never below that.
     """
-    return _decode(picture, size, max_pixels)[0]
+    return _decode(picture, size, max_pixels).image
 
 
 def load_image(
@@ -131,12 +135,37 @@ def load_image(
         if (picture.size, picture.box, picture.min_side) != (size, box, min_side):
             raise InputError("This picture was decoded with another size, box or smallest side than is asked for now.")
         return picture.pixels
-    image, (width, height) = _decode(picture, size, max_pixels)
-    x0, y0, x1, y1 = (0, 0, width, height) if box is None else clip(box, width, height, _name(picture))
+    found = _decode(picture, size, max_pixels)
+    return _pad(_scaled(found, size, box, name_of(picture), max_pixels), min_side, name_of(picture))
+
+
+def load_twice(
+    picture: Picture, *, size: int, larger: int, min_side: int = 1, max_pixels: int = MAX_PIXELS
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], tuple[int, int]]:
+    """What `load_image` gives at `size`, the same to the bit; the picture at up to `larger` pixels; its full size.
+
+    It is decoded once. Only a JPEG that may be decoded smaller for the one than for the other is decoded twice: what
+    another fraction gives are other pixels.
+    """
+    if isinstance(picture, Decoded):
+        raise InputError("This picture was decoded already, at one size: give its file.")
+    name, most = name_of(picture), max(size, larger)
+    found = _decode(picture, most, max_pixels)
+    large = _scaled(found, most, None, name, max_pixels)
+    if size >= max(large.shape[:2]):  # at that size it is the same
+        return _pad(large, min_side, name), large, found.size
+    if found.reducible and _reduction(found.size, size) != _reduction(found.size, most):
+        return load_image(picture, size=size, min_side=min_side, max_pixels=max_pixels), large, found.size
+    return _pad(_scaled(found, size, None, name, max_pixels), min_side, name), large, found.size
+
+
+def _scaled(found: _Upright, size: int | None, box: Box | None, name: str, max_pixels: int) -> npt.NDArray[np.uint8]:
+    image, (width, height) = found.image, found.size
+    x0, y0, x1, y1 = (0, 0, width, height) if box is None else clip(box, width, height, name)
     factor = 1.0 if size is None else min(1.0, size / max(width, height))
     target = max(1, round((x1 - x0) * factor)), max(1, round((y1 - y0) * factor))
 
-    with _blaming(_name(picture)):
+    with _blaming(name):
         # In a JPEG that was decoded smaller, the box lies between pixels: crop outwards, the resize does the fraction.
         w, h = image.size
         outer = (x0 * w // width, y0 * h // height, -(-x1 * w // width), -(-y1 * h // height))
@@ -151,15 +180,39 @@ def load_image(
                 image = image.crop(outer)
         if target != image.size or inner != (0, 0, *image.size):
             image = image.resize(target, Image.Resampling.LANCZOS, box=inner)
-        return _pad(np.array(image), min_side, _name(picture))
+        return np.array(image)
+
+
+def load_view(picture: Picture, longest: int, box: Box | None = None, *, max_pixels: int = MAX_PIXELS) -> View:
+    """The picture, or the part of it in `box`, with its *own* longest side reduced to `longest`; never enlarged."""
+    if isinstance(picture, Decoded):
+        if picture.view is None:
+            raise InputError("This picture was decoded without a view for local features: give its file.")
+        return picture.view
+    info = image_info(picture, max_pixels=max_pixels)
+    full = info.width, info.height
+    part = (0, 0, *full) if box is None else clip(box, *full, name_of(picture))
+    shown = max(part[2] - part[0], part[3] - part[1])
+    size = max(1, round(longest * max(full) / shown))  # of the whole picture, where the part has that size
+    pixels = load_image(picture, size=size, box=box, max_pixels=max_pixels)
+    x0, y0, x1, y1 = map(float, part)
+    return View(pixels, full, None if box is None else (x0, y0, x1, y1))
 
 
 def decode_ahead(
-    picture: Picture, *, size: int | None, box: Box | None, min_side: int, max_pixels: int = MAX_PIXELS
+    picture: Picture,
+    *,
+    size: int | None,
+    box: Box | None,
+    min_side: int,
+    view: int | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> Decoded:
+    """`view`: the longest side of the pixels that local features are made of, where these are wanted, too."""
     info = image_info(picture, max_pixels=max_pixels)
     pixels = load_image(picture, size=size, box=box, min_side=min_side, max_pixels=max_pixels)
-    return Decoded(pixels, info, size, box, min_side)
+    seen = None if view is None else load_view(picture, view, box, max_pixels=max_pixels)
+    return Decoded(pixels, info, size, box, min_side, seen)
 
 
 def is_picture(value: object) -> bool:
@@ -173,84 +226,51 @@ def image_info(picture: Picture, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
     if isinstance(picture, Decoded):
         return picture.info
     with _opened(picture, max_pixels) as image:
-        exif = _exif(image)
-        width, height = image.size if _orientation(image, exif) < 5 else image.size[::-1]
-        return ImageInfo(width, height, image.format, _taken(exif))
+        exif = read_exif(image)
+        width, height = image.size if orientation_of(image, exif) < 5 else image.size[::-1]
+        return ImageInfo(width, height, image.format, taken(exif))
 
 
-def _decode(picture: Picture, size: int | None, max_pixels: int) -> tuple[Image.Image, tuple[int, int]]:
-    """Upright RGB, and the upright size that the picture has when it is not decoded smaller."""
+class _Upright(NamedTuple):
+    image: Image.Image  # RGB
+    size: tuple[int, int]  # that the upright picture has when it is not decoded smaller
+    reducible: bool  # may it be?
+
+
+def _decode(picture: Picture, size: int | None, max_pixels: int) -> _Upright:
     if size is not None and size < 1:
         raise InputError(f"size must be at least 1 pixel, not {size}.")
     with _opened(picture, max_pixels) as image:
-        orientation = _orientation(image, _exif(image))
+        orientation = orientation_of(image, read_exif(image))
         width, height = image.size
-        factor = 1.0 if size is None else min(1.0, size / max(width, height))
-        target = math.ceil(width * factor), math.ceil(height * factor)
-        # A reduced decode rounds its sides up to whole pixels: nothing in a photo, a distortion in a sliver.
-        if image.format in ("JPEG", "MPO") and min(target) >= 64 and image is not picture:
+        reducible = image.format in ("JPEG", "MPO") and image is not picture
+        target = _target(image.size, size)
+        if reducible and min(target) >= LEAST:
             image.draft(None, target)
             image.load()
         else:
             image.load()
             width, height = image.size  # icons only know their size now
-        _check_size(image.size, max_pixels, _name(picture))
-        plain = image.format in ("JPEG", "MPO") and image.mode == "RGB" and image is not picture  # its own copy already
-        upright = image if plain else _to_rgb(image)
-        if orientation in _TURNS:
-            upright = upright.transpose(_TURNS[orientation])
-        return upright, ((width, height) if orientation < 5 else (height, width))
+        _check_size(image.size, max_pixels, name_of(picture))
+        plain = reducible and image.mode == "RGB"  # its own copy already
+        upright = image if plain else to_rgb(image)
+        if orientation in TURNS:
+            upright = upright.transpose(TURNS[orientation])
+        return _Upright(upright, (width, height) if orientation < 5 else (height, width), reducible)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "F" or image.mode.startswith("I"):
-        values = np.asarray(image)
-        grey = _to_8_bit(values)
-        if isinstance(clear := image.info.get("transparency"), int):  # 16-bit PNG: one grey value is transparent
-            grey[values == clear] = 255
-        return Image.fromarray(grey).convert("RGB")
-    if image.has_transparency_data:
-        paper = Image.new("RGBA", image.size, "white")
-        paper.alpha_composite((image.convert("LA") if image.mode == "La" else image).convert("RGBA"))
-        return paper.convert("RGB")
-    if image.mode == "LAB":
-        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-        converted = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")
-        assert converted is not None  # only with inPlace
-        return converted
-    return image.convert("RGB")
+def _target(full: tuple[int, int], size: int | None) -> tuple[int, int]:
+    """What a JPEG may be decoded to."""
+    factor = 1.0 if size is None else min(1.0, size / max(full))
+    return math.ceil(full[0] * factor), math.ceil(full[1] * factor)
 
 
-def _to_8_bit(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Grey values of any range. 16 bits mean 0..65535. Other types say nothing: the smallest usual range that holds the
-    values counts, and where there is none (elevations, exposures) their own range with zero in it."""
-    if values.dtype.kind == "u":
-        return np.take(_16_TO_8, values)
-    finite = values[np.isfinite(values)].astype(np.float64)
-    low, high = finite.min(initial=0), finite.max(initial=0)
-    if low == 0:
-        high = next((usual for usual in (1, 255, 65535)[values.dtype.kind != "f" and 2 :] if high <= usual), high)
-    shares = (np.nan_to_num(values.astype(np.float64), nan=low, posinf=high, neginf=low) - low) / (high - low)
-    eight: npt.NDArray[np.uint8] = np.rint(shares * 255).astype(np.uint8)
-    return eight
-
-
-def _from_array(array: npt.NDArray[Any]) -> Image.Image:
-    shape, kind = array.shape, array.dtype.kind
-    if array.ndim not in (2, 3) or 0 in shape or (array.ndim == 3 and shape[2] not in (1, 3, 4)):
-        hint = " Put the channels last: array.transpose(1, 2, 0)." if array.ndim == 3 and shape[0] in (1, 3, 4) else ""
-        raise ImageError(f"An array of shape {shape} is not a picture: (H, W) or (H, W, 1 | 3 | 4) is.{hint}")
-    if kind == "b":
-        array = array * np.uint8(255)
-    elif kind == "u" and array.dtype.itemsize == 2:
-        array = np.take(_16_TO_8, array)
-    elif kind == "f":
-        if not (array.min() >= 0 and array.max() <= 1):  # NaN is neither
-            raise ImageError("A float array must hold values in 0..1, no NaN. Divide by 255, or convert it to uint8.")
-        array = np.rint(array.astype(np.float32) * 255).astype(np.uint8)
-    elif array.dtype != np.uint8:
-        raise ImageError(f"An array of {array.dtype} is not a picture. Give uint8, uint16, bool, or float in 0..1.")
-    return Image.fromarray(np.ascontiguousarray(array[:, :, 0] if shape[2:] == (1,) else array))
+def _reduction(full: tuple[int, int], size: int) -> int:
+    """By which a JPEG is decoded smaller: what Pillow's `draft` finds."""
+    target = _target(full, size)
+    if min(target) < LEAST:
+        return 1
+    return next(step for step in (8, 4, 2, 1) if min(full[0] // target[0], full[1] // target[1]) >= step)
 
 
 def _pad(pixels: npt.NDArray[np.uint8], min_side: int, name: str) -> npt.NDArray[np.uint8]:
@@ -271,7 +291,7 @@ def _pad(pixels: npt.NDArray[np.uint8], min_side: int, name: str) -> npt.NDArray
 @contextmanager
 def _opened(picture: Picture, max_pixels: int) -> Iterator[Image.Image]:
     """The picture, its header read and checked, not yet decoded. What the body throws is explained, too."""
-    name = _name(picture)
+    name = name_of(picture)
     pixels = 0
     stream: BinaryIO | None = None
     with ExitStack() as stack:
@@ -280,7 +300,7 @@ def _opened(picture: Picture, max_pixels: int) -> Iterator[Image.Image]:
             if isinstance(picture, Image.Image):
                 image = picture
             elif isinstance(picture, (np.ndarray, Decoded)):
-                image = _from_array(picture.pixels if isinstance(picture, Decoded) else picture)
+                image = from_array(picture.pixels if isinstance(picture, Decoded) else picture)
             else:
                 stream = stack.enter_context(_stream(picture, name))
                 check_effort(stream, name)
@@ -352,7 +372,7 @@ def _too_large(name: str, size: str, max_pixels: int) -> str:
     return f"{name} has {size} than {limit}. If you trust it, reduce it with another program or raise max_pixels."
 
 
-def _name(picture: object) -> str:
+def name_of(picture: object) -> str:
     """For messages: names may hold newlines or bytes that are no text, so they are quoted as Python would."""
     if isinstance(picture, (str, os.PathLike)):
         return repr(os.fsdecode(picture))
@@ -411,58 +431,3 @@ def _pillow_switches(max_pixels: int) -> Iterator[None]:
                 Image.MAX_IMAGE_PIXELS = max(_switches_limits)
             else:
                 _switches_restore.close()
-
-
-# -- EXIF --------------------------------------------------------------------------------------------------------------
-
-
-def _exif(image: Image.Image) -> Image.Exif:
-    """EXIF from the header, never by decoding; empty where it is broken."""
-    try:
-        if image.format == "PNG" and "exif" not in image.info and isinstance(image, ImageFile.ImageFile) and image.fp:
-            late = _late_png_exif(image.fp)
-            if late is not None:
-                image.info["exif"] = late
-        return Image.Image.getexif(image)  # PNG's own getexif() decodes the picture first
-    except Exception as error:
-        if is_machine(error):  # else the picture would not be turned
-            raise
-        return Image.Exif()
-
-
-def _late_png_exif(stream: Any) -> bytes | None:
-    """PNG allows EXIF behind the pixels: hop over the chunks to it."""
-    here = stream.tell()
-    try:
-        stream.seek(8)
-        while len(head := stream.read(8)) == 8:
-            length, kind = struct.unpack(">I4s", head)
-            if kind == b"eXIf":
-                return bytes(stream.read(length))
-            stream.seek(length + 4, os.SEEK_CUR)
-        return None
-    finally:
-        stream.seek(here)
-
-
-def _orientation(image: Image.Image, exif: Image.Exif) -> int:
-    """1..8. Pillow turns TIFFs itself, and libheif HEICs (whose EXIF then says 1)."""
-    value = exif.get(ExifTags.Base.Orientation)
-    return value if value in _TURNS and image.format != "TIFF" else 1
-
-
-def _taken(exif: Image.Exif) -> str | None:
-    try:
-        dates = [exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal), exif.get(ExifTags.Base.DateTime)]
-    except Exception as error:
-        if is_machine(error):
-            raise
-        dates = [exif.get(ExifTags.Base.DateTime)]
-    for date in dates:
-        fields = re.match(r"\s*(\d{4})\D(\d\d)\D(\d\d)\D(\d\d)\D(\d\d)\D(\d\d)", str(date), re.ASCII)
-        try:
-            if fields:
-                return datetime(*map(int, fields.groups())).isoformat()  # type: ignore[arg-type]
-        except ValueError:  # cameras with an unset clock write 0000:00:00
-            continue
-    return None

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
-import select
 import signal
 import socket
 import subprocess
@@ -35,20 +33,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from cooc.errors import CoocError, ImageError, MachineError, NoMemoryError
-from cooc.pictures import worker
-from cooc.pictures.decode import _name
-from cooc.pictures.faults import exhausted
-from cooc.pictures.malloc import give_back, keep_memory
+from cooc.errors import CoocError, ImageError, MachineError
+from cooc.pictures.decode import name_of
 
-__all__ = ["Decoders", "Limits", "serve"]
+__all__ = ["Decoders", "Limits"]
 
 T = TypeVar("T")
-SPARE = 64 << 20  # bytes that a process may have grown by and stay
 STARTING = 60.0  # seconds
 LOOK = 0.2  # seconds between two looks whether others wait
 STOPPED = "Decoding was stopped."
 NOT_STARTED = "A process for decoding could not be started"
+ONE_THREAD = {"OPENCV_FOR_THREADS_NUM": "1", "OPENBLAS_NUM_THREADS": "1"}  # there are processes enough
 CRASHES = {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE}  # so a decoder ends by what it is given; else it gave up, as
 # libraries do that get no memory (SIGABRT, an exit code; SIGBUS where shared memory cannot be had), or it was killed
 
@@ -68,7 +63,7 @@ class Decoders:
     """As many processes as threads ask at a time; they are kept for the next question."""
 
     def __init__(self, limits: Limits | None = None, shared: str = "") -> None:
-        """`shared`: the address of memory for pictures, see `cooc.pictures.worker`."""
+        """`shared`: the address of memory for pictures, see `cooc.pictures.shared_memory`."""
         self.limits, self._shared = limits or Limits(), shared
         self._lock = threading.Lock()
         self._idle: list[_Process] = []
@@ -161,7 +156,7 @@ class Decoders:
         process.end()
 
     def _why(self, end: _EndedError, picture: Any) -> CoocError:
-        name, code = _name(picture), end.code
+        name, code = name_of(picture), end.code
         if code == -signal.SIGPROF:
             took = f"takes longer than {self.limits.seconds:g} s to decode"
             return ImageError(f"{name} {took}. Save it again with another program, or leave it out.")
@@ -199,14 +194,14 @@ class _Process:
     def _start(self) -> None:
         here, there = socket.socketpair()
         with here, there:
-            code = f"from cooc.pictures.decoders import serve; serve({there.fileno()})"
+            code = f"from cooc.pictures.child_process import serve; serve({there.fileno()})"
             path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", code],  # -P: nothing is imported from the folder that we happen to be in
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[there.fileno()],
-                env=os.environ | {"PYTHONPATH": path},
+                env=os.environ | ONE_THREAD | {"PYTHONPATH": path},
                 start_new_session=True,  # Ctrl-C is for the parent
             )
             self._pipe = Connection(here.detach())
@@ -251,85 +246,3 @@ class _Process:
         with suppress(subprocess.TimeoutExpired):  # one that hangs in a system call ends when that does
             self._process.wait(1)
         self._pipe.close()
-
-
-# In the process
-
-
-def serve(file: int) -> None:
-    """Answer questions until there are no more, or the parent is gone."""
-    pipe = Connection(file)
-    limits, shared = pipe.recv()
-    threading.Thread(target=_end_with_parent, args=(file,), daemon=True).start()
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends a process
-    worker.attach(shared)
-    if limits.keep:
-        keep_memory(1 << 25, limits.keep)
-    memory = _limit_memory(limits.memory)
-    resident = _resident()
-    pipe.send("ready")
-    while True:
-        try:
-            question = pipe.recv_bytes()
-        except EOFError:
-            return
-        signal.setitimer(signal.ITIMER_PROF, limits.seconds)
-        good, answer = _done(question, memory)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        stays = give_back(_resident, resident + limits.keep + SPARE)
-        pipe.send((good, answer, stays))
-        del question, answer
-        if not stays:
-            return
-
-
-def _done(question: bytes, memory: int) -> tuple[bool, Any]:
-    """Was it done; the result, or the error."""
-    picture: Any = None
-    try:
-        work, (picture, *args), options = pickle.loads(question)
-        return True, work(picture, *args, **options)
-    except CoocError as error:
-        return False, _blame(error, picture, memory)
-    except Exception as error:  # decoders' own have become ImageErrors: this is a pipe, a disk, ...
-        return False, MachineError(f"It could not be decoded ({type(error).__name__}: {error}). Try again.")
-
-
-def _blame(error: CoocError, picture: Any, memory: int) -> CoocError:
-    """Where the limit is ours, it is the picture that wants too much; else the machine has too little."""
-    if memory and isinstance(error, NoMemoryError) and not exhausted(9 * memory // 10):
-        size = f"{memory / 1e9:.0f} GB" if memory >= 1e9 else f"{memory / 1e6:.0f} MB"
-        return ImageError(f"{_name(picture)} needs more than {size} of memory to decode. Save it again, or smaller.")
-    return error
-
-
-def _limit_memory(most: int) -> int:
-    """Bytes that we allow this process from now on; 0: as many as the machine has, or the system itself allows."""
-    try:
-        import resource
-
-        if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
-            return 0
-        pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-        used = int(Path("/proc/self/statm").read_text().split()[5]) * page
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (used + min(most, pages * page), hard))
-    except (ImportError, OSError, ValueError):
-        return 0
-    return most if most < pages * page else 0  # who needs all that the machine has may be well on another one
-
-
-def _resident() -> int:
-    """Bytes of memory that this process holds; 0 where the system does not tell."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
-def _end_with_parent(file: int) -> None:
-    """A parent that was killed tells nobody, but its end of the pipe is closed."""
-    hung_up = select.poll()
-    hung_up.register(file, 0)  # that the other end has gone is told in any case
-    hung_up.poll()
-    os._exit(1)

@@ -79,7 +79,7 @@ def is_machine(error: BaseException) -> bool:
 
 
 def _is_machine(error: BaseException) -> bool:
-    if isinstance(error, (MachineError, MemoryError, *_NETWORK)):
+    if isinstance(error, (MachineError, MemoryError, ImportError, *_NETWORK)):  # ImportError: a library is missing
         return True
     if isinstance(error, OSError) and error.errno not in _CONTENT:
         return not _is_path(error)

@@ -70,7 +70,15 @@ def _is_header(block: bytes, size: int) -> bool:
 
 
 class InParts(ABC):
-    """A source whose pictures are parts of remote files."""
+    """A collection whose pictures are parts of remote files."""
+
+    url: str
+    steady = True
+
+    def address(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url
+
+    link = address
 
     @abstractmethod
     def _part(self, file: Entry) -> Part:
@@ -85,7 +93,6 @@ class InParts(ABC):
 
 class Objects(InParts):
     cheap = True
-    steady = True
 
     def __init__(self, url: str, endings: frozenset[str] = EXTENSIONS) -> None:
         self.url, self._endings = url.rstrip("/"), endings
@@ -96,11 +103,6 @@ class Objects(InParts):
         if (name := below(self.url, text)) is None or ".." in name.split("/"):
             raise outside(address, self.url)
         return name
-
-    def address(self, name: str) -> str:
-        return f"{self.url}/{name}" if name else self.url
-
-    link = address
 
     def entries(self, folder: str, *, follow: bool = False, on_error: OnError) -> Iterator[Entry]:
         try:

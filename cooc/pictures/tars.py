@@ -24,7 +24,6 @@ class Tars(InParts):
     """A WebDataset: only its pictures count, whatever else belongs to a sample. Compressed tars cannot be read here."""
 
     cheap = False  # to list a tar is to hop through all of it
-    steady = True
 
     def __init__(self, url: str) -> None:
         place = url.removeprefix("tar+")
@@ -40,11 +39,6 @@ class Tars(InParts):
         if (name := below(self.url.removeprefix("tar+"), text.rstrip("/"))) is None:
             raise outside(address, self.url)
         return name
-
-    def address(self, name: str) -> str:
-        return f"{self.url}/{name}" if name else self.url
-
-    link = address
 
     def entries(self, folder: str, *, follow: bool = False, on_error: OnError) -> Iterator[Entry]:
         shard, inside, rest = _split(folder)

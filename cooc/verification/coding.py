@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.errors import InputError
+from cooc.vectors import unit_rows as unit
 
 __all__ = ["Projection", "quantise", "unit", "vectors"]
 
@@ -24,13 +25,6 @@ Bytes = NDArray[np.uint8]
 
 ZERO = 127.5  # between two codes, also between two of the 16 that 4 bits keep
 SPREAD = 37.5  # codes for one standard deviation of a unit vector's value
-
-
-def unit(rows: NDArray[np.floating[Any]]) -> Floats:
-    """Rows of length 1; rows of zeros stay as they are."""
-    rows = np.asarray(rows, np.float32)
-    length = np.sqrt(np.einsum("nd,nd->n", rows, rows))
-    return np.asarray(rows / np.maximum(length, np.finfo(np.float32).tiny)[:, None])
 
 
 def quantise(rows: NDArray[np.floating[Any]]) -> Bytes:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from cooc.verification.geometry import Agreement
+from cooc.verification.agreement import Agreement
 
 __all__ = ["draw"]
 

@@ -34,6 +34,7 @@ class Engine:
     source: str
     licence: str
     rotation: bool  # a turned picture gives the same features
+    scale: bool  # and a picture of another size
     mirror: bool  # a mirrored one does
     weights: str | None  # the set that it needs
     dim: int

@@ -23,7 +23,6 @@ from cooc.errors import BoxError, InputError, UnknownNameError
 from cooc.verification.engine import Detected, Engine, Pixels
 from cooc.verification.features import LocalFeatures
 from cooc.verification.sift import detect_sift
-from cooc.verification.xfeat import detect_xfeat
 
 __all__ = ["ENGINES", "KEPT", "LONGEST", "QUERY", "Engine", "extract", "parts"]
 
@@ -36,12 +35,20 @@ CANDIDATES = 4  # detected for each one that is taken
 PARTS = 8  # of a picture, across and down, among which features are shared out
 ENLARGED = 2.0  # a crop smaller than LONGEST is enlarged so far
 
+
+def _detect_xfeat(pixels: Pixels, limit: int, device: str) -> Detected:
+    from cooc.verification.xfeat import detect_xfeat  # needs torch: a process that decodes and makes SIFT does without
+
+    return detect_xfeat(pixels, limit, device)
+
+
 ENGINES: dict[str, Engine] = {
     "sift": Engine(
         detect_sift,
         source="OpenCV (Lowe 2004; RootSIFT: Arandjelovic and Zisserman 2012)",
         licence="Apache-2.0; the patent ended in 2020",
         rotation=True,
+        scale=True,
         mirror=False,
         weights=None,
         dim=64,
@@ -51,10 +58,11 @@ ENGINES: dict[str, Engine] = {
         weight=2,
     ),
     "xfeat": Engine(
-        detect_xfeat,
+        _detect_xfeat,
         source="Potje et al., CVPR 2024; network written here, weights of its authors",
         licence="Apache-2.0",
         rotation=False,
+        scale=False,
         mirror=False,
         weights="xfeat",
         dim=64,
@@ -92,7 +100,8 @@ def extract(
 
     `size` is (width, height) of that picture; without it, `pixels` are the picture at its size. With `box` (x0, y0, x1,
     y1, in full-size pixels) `pixels` show only that part. Pixels beyond `longest` are made smaller first; those of a
-    box smaller than that are enlarged, up to twice. `turns=4` adds, for engines that know no rotation, the features of
+    box smaller than that are enlarged, up to twice, for engines that know size; the others see the part as large as it
+    is in the picture at `longest`. `turns=4` adds, for engines that know no rotation, the features of
     the pixels turned by 90, 180 and 270 degrees: give it to a query, never to what is kept.
     """
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or 0 in pixels.shape:
@@ -103,10 +112,14 @@ def extract(
     shown = box or (0.0, 0.0, float(width), float(height))
     if not (0 <= shown[0] < shown[2] <= width and 0 <= shown[1] < shown[3] <= height):
         raise BoxError(f"Box {shown} is empty or outside a picture of {width} x {height} pixels.")
-    seen = _fit(pixels, longest, ENLARGED if box else 1.0)
     found = []
     for part in parts(name):
         engine = ENGINES[part]
+        if engine.scale:
+            factor = min(longest / max(pixels.shape[:2]), ENLARGED if box else 1.0)
+        else:  # things must be as large as in an indexed picture
+            factor = min(1.0, longest / max(width, height)) * (shown[2] - shown[0]) / pixels.shape[1]
+        seen = _resized(pixels, factor)
         for turn in range(1 if engine.rotation else turns):
             turned = np.rot90(seen, turn)
             detected = best_of_all_parts(engine.detect(turned, CANDIDATES * limit, device), turned.shape, limit)
@@ -132,14 +145,14 @@ def best_of_all_parts(found: Detected, shape: tuple[int, ...], limit: int) -> De
     return found.take(chosen)
 
 
-def _fit(pixels: Pixels, longest: int, enlarged: float) -> Pixels:
+def _resized(pixels: Pixels, factor: float) -> Pixels:
     height, width = pixels.shape[:2]
-    factor = min(longest / max(height, width), enlarged)
-    if factor == 1:
-        return pixels
     size = (max(1, round(width * factor)), max(1, round(height * factor)))
-    fitted = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)
-    return np.asarray(fitted, np.uint8)
+    if size == (width, height):
+        return pixels
+    return np.asarray(
+        cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR), np.uint8
+    )
 
 
 def _place(

@@ -15,12 +15,11 @@ The number alone is no proof, though: see `support.py` for what `spread` adds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from cooc.verification.agreement import Agreement, no_agreement
 from cooc.verification.engine import Engine
 from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
@@ -28,9 +27,8 @@ from cooc.verification.matching import Matches
 from cooc.verification.support import spread, support
 from cooc.verification.transforms import Matrix, Points, local_maps, moved
 
-__all__ = ["TOLERANCE", "Agreement", "agree", "no_agreement", "plausible"]
+__all__ = ["TOLERANCE", "agree", "plausible"]
 
-Box = tuple[float, float, float, float]
 Indices = NDArray[np.int64]
 
 TOLERANCE = 0.012  # of the picture's longer side: 12 pixels at 1024
@@ -38,53 +36,6 @@ FEWEST = 4  # inliers below which nothing is claimed
 ITERATIONS = 1000
 NARROWEST = 5.0  # how much more a transform may stretch one direction than another
 LARGEST = 25.0  # how much larger a thing may be in one picture than in the other, as shares of their longer sides
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """What two pictures agree on; `inliers` 0 and empty arrays where that is nothing."""
-
-    engine: str
-    inliers: int  # matches that agree with the transform
-    tentative: int  # matches before geometry
-    support: int  # features of the picture at whose place the query looks alike
-    cells: int  # of 12 x 12 over what both pictures show, those with support
-    spread: float  # how evenly it is spread over that: 1 as chance would, near 0 in one spot
-    transform: Matrix  # (3, 3), query -> picture
-    query_points: Points  # (inliers, 2), in full-size pixels of each picture
-    picture_points: Points
-    query_region: Points  # (K, 2): the inliers' convex hull
-    picture_region: Points
-    query_size: tuple[int, int]
-    picture_size: tuple[int, int]
-
-    @property
-    def strength(self) -> float:
-        """Inliers, weighted so that those of different engines compare."""
-        return ENGINES[self.engine].weight * self.inliers
-
-    @property
-    def query_box(self) -> Box | None:
-        return _box(self.query_region)
-
-    @property
-    def picture_box(self) -> Box | None:
-        return _box(self.picture_region)
-
-    @property
-    def query_share(self) -> float:
-        """Of the query's area, how much its region covers (0..1)."""
-        return _area(self.query_region) / (self.query_size[0] * self.query_size[1])
-
-    @property
-    def picture_share(self) -> float:
-        return _area(self.picture_region) / (self.picture_size[0] * self.picture_size[1])
-
-
-def no_agreement(query: LocalFeatures, picture: LocalFeatures | None = None, tentative: int = 0) -> Agreement:
-    none = np.zeros((0, 2), np.float32)
-    size = picture.size if picture else (1, 1)
-    return Agreement(query.engine, 0, tentative, 0, 0, 0.0, np.eye(3), none, none, none, none, query.size, size)
 
 
 def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches, *, tolerance: float = TOLERANCE) -> Agreement:
@@ -111,6 +62,7 @@ def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches, *, tol
     return Agreement(
         engine=query.engine,
         inliers=len(best),
+        strength=engine.weight * len(best),
         tentative=len(matches.query),
         support=len(alike),
         cells=cells,
@@ -198,14 +150,3 @@ def plausible(transform: Matrix, here: LocalFeatures, there: LocalFeatures, tole
 
 def _hull(points: Points) -> Points:
     return np.asarray(cv2.convexHull(points)[:, 0], np.float32)
-
-
-def _box(region: Points) -> Box | None:
-    if not len(region):
-        return None
-    (x0, y0), (x1, y1) = region.min(0).tolist(), region.max(0).tolist()
-    return x0, y0, x1, y1
-
-
-def _area(region: Points) -> float:
-    return float(cv2.contourArea(region)) if len(region) > 2 else 0.0

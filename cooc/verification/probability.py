@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.errors import InputError
-from cooc.verification.geometry import Agreement
+from cooc.verification.agreement import Agreement
 
-__all__ = ["Calibration", "fit_calibration", "load_calibration", "reliability", "same_thing"]
+__all__ = ["PROVEN", "Calibration", "fit_calibration", "load_calibration", "reliability", "same_thing"]
 
+PROVEN = 0.5  # from which two pictures are said to show the same thing
 SMALLEST = 0.02  # spread is not taken for smaller
 FILE = Path(__file__).parents[1] / "data" / "verification.json"
 

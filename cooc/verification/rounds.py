@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.errors import InputError
-from cooc.verification.geometry import Agreement
+from cooc.verification.agreement import Agreement
 
 __all__ = ["LEAST", "SHORTLIST", "SURE", "TOP", "Ranking", "diffuse", "mutual_graph", "rounds", "seed"]
 
@@ -34,6 +34,9 @@ LEAST = (
 SURE = 16.0  # and from which it stands before all others
 NEIGHBOURS = 10  # of a picture in the graph; more blur it (docs/verification.md)
 EXPANSION = 50  # nearest pictures of each verified one that join the graph
+SHORTLIST = 400  # nearest pictures of the query that take part
+TOP = 100  # of which so many are verified in a round
+LEAST, SURE = 8.0, 16.0  # strength from which a picture is verified, and from which it stands before all that is not
 NEAREST = 10  # of the query, which are seeds as well,
 FAINT = 0.05  # but weak ones
 
@@ -64,10 +67,11 @@ def rounds(
 ) -> Ranking:
     """Verify a shortlist `repeats` times, each time the best `top` of what the round before has found.
 
-    `ids` and `cosines` are the shortlist, best first. `vectors(ids)` gives unit vectors (N, D); `verify(ids)` one
-    agreement for each; `nearest(vectors, k)` the ids (N, k) of the pictures nearest to each vector, -1 for none. A
-    picture is verified from strength `least`, and sure from `sure`: those stand before all others. The graph joins each
-    picture to its `neighbours`; the `expansion` nearest pictures of each verified one join it.
+    `ids` and `cosines` are the shortlist, in the order in which it is to be verified. `vectors(ids)` gives unit vectors
+    (N, D); `verify(ids)` one agreement for each; `nearest(vectors, k)` the ids (N, k) of the pictures nearest to each
+    vector, -1 for none. A picture is verified from strength `least`, and sure from `sure`: those stand before all
+    others. The graph joins each picture to its `neighbours`; the `expansion` nearest pictures of each verified one join
+    it.
     """
     ids, near = np.asarray(ids, np.int64), np.asarray(cosines, np.float64)
     if len(ids) != len(near) or len(np.unique(ids)) != len(ids):
@@ -75,9 +79,8 @@ def rounds(
     if repeats < 1 or top < 1:
         raise InputError(f"repeats is {repeats} and top is {top}: both must be at least 1.")
     known: dict[int, Agreement] = {}
-    scores = near
+    order = ids
     for _ in range(repeats):
-        order = ids[np.argsort(-scores, kind="stable")]
         asked = np.array([i for i in order[:top].tolist() if i not in known], np.int64)
         known |= dict(zip(asked.tolist(), verify(asked), strict=True)) if len(asked) else {}
         verified = np.array([i for i, agreement in known.items() if strength(agreement) >= least], np.int64)
@@ -90,8 +93,9 @@ def rounds(
         flow = diffuse(mutual_graph(vectors(ids), neighbours), seed(votes, near))
         scores = flow / max(flow.max(initial=0), np.finfo(float).tiny)
         scores = scores + np.where(votes >= sure, 1 + votes / (1 + votes.max(initial=0)), 0)
-    order = np.argsort(-scores, kind="stable")
-    return Ranking(ids[order], scores[order], known)
+        best = np.argsort(-scores, kind="stable")
+        order = ids[best]
+    return Ranking(order, scores[best], known)
 
 
 def seed(votes: Scores, cosines: Scores) -> Scores:

@@ -18,9 +18,10 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 from cooc.errors import InputError
+from cooc.verification.agreement import Agreement, no_agreement
 from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
-from cooc.verification.geometry import TOLERANCE, Agreement, agree, no_agreement
+from cooc.verification.geometry import TOLERANCE, agree
 from cooc.verification.matching import match, match_on_device
 
 __all__ = ["verify"]

@@ -24,6 +24,7 @@ function options() {
     taken_to: $("to").value,
     expand: $("expand").checked ? "alpha" : "",
     rerank: $("rerank").checked ? "superglobal" : "",
+    verify: $("verify").checked ? "" : "false", // by default it is done where it can be
   };
 }
 
@@ -68,8 +69,12 @@ async function load(first = false) {
   try {
     const found = state.query ? await results(asking.signal) : await collection(asking.signal, first);
     if (first) grid.replaceChildren();
-    grid.append(...found.map((match, i) => card(match, state.matches.length + i)));
-    state.matches.push(...found);
+    for (const match of found) {
+      const before = state.matches.at(-1);
+      if (before?.verified && !match.verified) grid.append(divider());
+      grid.append(card(match, state.matches.length));
+      state.matches.push(match);
+    }
     if (!state.matches.length) nothing();
   } catch (error) {
     if (error.name === "AbortError") return;
@@ -91,8 +96,9 @@ async function results(signal) {
   state.next = found.next_offset;
   if (!offset) {
     const any = found.matches.length;
-    say(any ? `Most similar pictures first, in ${found.seconds.toFixed(2)} s.` : "");
-    if (found.no_match && any) noMatch();
+    const first = found.checked && !found.no_match ? "What shows the same thing first" : "Most similar pictures first";
+    say(any ? `${first}, in ${found.seconds.toFixed(2)} s.` : "");
+    if (found.no_match && any) noMatch(found.checked);
   }
   return found.matches;
 }
@@ -121,14 +127,19 @@ function card(match, at) {
   by.setAttribute("aria-label", `Search by ${path}${mark.textContent && `, ${mark.textContent}`}`);
   by.addEventListener("click", () => searchBy(match));
   why.setAttribute("aria-label", `Why is ${path} similar?`);
-  why.addEventListener("click", () => compare.open(state.query.pictures[state.query.active], state.matches, at));
+  const { pictures, active } = state.query ?? {};
+  why.addEventListener("click", () => compare.open(pictures[match.verified ? match.query_picture : active], state.matches, at));
   return element;
 }
 
 // What may be said of a result: vectors alone show that it is similar, never that it is the same.
-function said({ score, verified }) {
+function said({ score, verified, agreement }) {
   if (score == null) return ""; // a picture of the collection, nothing was looked for
-  return verified ? "verified" : `similar ${score.toFixed(2)}`;
+  return verified ? `${agreement.inliers} points agree` : `similar ${score.toFixed(2)}`;
+}
+
+function divider() {
+  return Object.assign(document.createElement("li"), { className: "divider", textContent: "Merely similar" });
 }
 
 function waitingCard(_, i) {
@@ -219,10 +230,13 @@ function notice(title, lines, buttons = [], kind = "") {
 const filtered = () => Boolean($("folder").value || $("from").value || $("to").value);
 const clear = ["Clear the filters", clearFilters];
 
-function noMatch() {
+function noMatch(checked) {
   const tips = ["Draw a box around the thing itself.", "Try another photo of it, or add one."];
   if (filtered()) tips.unshift("Look in the whole collection: there are filters.");
-  notice("Nothing in this collection seems to show the same thing. These pictures are merely similar.", tips, filtered() ? [clear] : []);
+  const title = checked
+    ? "Nothing found: no picture agrees with yours in its details. The nearest are merely similar."
+    : "Nothing in this collection seems to show the same thing. These pictures are merely similar.";
+  notice(title, tips, filtered() ? [clear] : []);
 }
 
 function nothing() {
@@ -295,7 +309,7 @@ $("folder").addEventListener("change", () => {
   fillFolders().catch(problem);
   refresh();
 });
-for (const id of ["from", "to", "expand", "rerank"]) $(id).addEventListener("change", refresh);
+for (const id of ["from", "to", "verify", "expand", "rerank"]) $(id).addEventListener("change", refresh);
 $("whole").addEventListener("click", () => {
   state.query.pictures[state.query.active].box = null;
   editor.show();
@@ -326,7 +340,7 @@ function begin() {
 }
 
 let session; // one question, however many requests were refused
-onLogin(() => session ??= new Promise(() => { // the page begins anew with it
+onLogin(() => session ??= new Promise(() => { // the page begins again with it
   $("login").showModal();
   $("login").addEventListener("cancel", (event) => event.preventDefault());
   $("login-form").addEventListener("submit", async (event) => {
@@ -367,6 +381,7 @@ function followIndexing() {
 async function showStatus() {
   const status = await call("status");
   $("collection").textContent = `${status.images.toLocaleString("en")} pictures in ${status.name}`;
+  $("verifying").hidden = !status.features;
   $("update").hidden = !status.folders.length;
   $("update").dataset.folder = status.folders[0] === "." ? "" : status.folders[0] ?? "";
 }

@@ -1,7 +1,8 @@
-// Query and match side by side, with the shares of the score over both.
+// Query and match side by side, with the shares of the score over both, and the points in which they agree.
 
 import { explain, file, thumbnail } from "./api.js";
 import { drawRamp, heatOver, place } from "./heat.js";
+import { drawLines, pointsOver } from "./points.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -15,7 +16,8 @@ export class Compare {
     $("close").addEventListener("click", () => this.dialog.close());
     $("previous").addEventListener("click", () => this.show(this.at - 1));
     $("next").addEventListener("click", () => this.show(this.at + 1));
-    $("heat").addEventListener("change", () => this.paint());
+    for (const id of ["heat", "points"]) $(id).addEventListener("change", () => this.paint());
+    new ResizeObserver(() => this.join()).observe($("sides"));
     $("by-this").addEventListener("click", () => {
       this.dialog.close();
       onSearch(this.matches[this.at]);
@@ -34,6 +36,7 @@ export class Compare {
   open(picture, matches, at) {
     this.picture = picture;
     this.matches = matches;
+    if (matches[at].verified) $("heat").checked = false; // what agrees says more, and both at once hide the pictures
     this.dialog.showModal();
     this.show(at);
   }
@@ -69,7 +72,7 @@ export class Compare {
     const sides = { left: [this.explanation?.query, this.picture], right: [this.explanation?.match, this.matches[this.at]] };
     for (const [side, [shares, { width, height, box }]] of Object.entries(sides)) {
       const host = $(side);
-      host.querySelectorAll(".clip, .here").forEach((old) => old.remove());
+      host.querySelectorAll(".clip, .here, .points").forEach((old) => old.remove());
       host.classList.toggle("hot", Boolean(shares) && heat);
       if (!shares || !width) continue;
       if (heat) host.append(heatOver(shares, box ?? [0, 0, width, height], width, height));
@@ -79,6 +82,21 @@ export class Compare {
         host.append(here);
       }
     }
+    const agreement = this.explanation?.agreement;
+    const points = $("points").checked && agreement?.inliers ? this.explanation.points : [];
+    $("pointing").hidden = !agreement?.inliers;
+    if (points.length) {
+      $("left").append(pointsOver(points.map(([x, y]) => [x, y]), agreement.query));
+      $("right").append(pointsOver(points.map(([, , x, y]) => [x, y]), agreement.picture));
+    }
+    this.joined = points;
+    this.join();
+  }
+
+  // The lines between the pictures, wherever these stand now.
+  join() {
+    const agreement = this.explanation?.agreement;
+    drawLines($("lines"), $("left"), $("right"), this.joined ?? [], agreement);
   }
 }
 
@@ -96,8 +114,11 @@ function framed(box, { width, height }, kind) {
   return place(frame, box, width, height);
 }
 
-function sentence({ score, exact, match: { box } }, { verified }) {
-  const limit = verified ? "" : " It was not verified that both show the same thing.";
+function sentence({ score, exact, match: { box }, agreement, probability }, { verified }) {
+  const percent = Math.min(Math.round(100 * probability), 99);
+  const agreed = agreement?.inliers ? ` ${agreement.inliers} points agree` : "";
+  const sure = agreed && verified ? `${agreed}: the same thing, ${percent} %.` : agreed && `${agreed}, which is too little to tell.`;
+  const limit = verified ? sure : `${sure} It was not verified that both show the same thing.`;
   const sum = exact ? "The shares of all places add up to it." : "Shares by the derivative, since this pooling is no sum.";
   const here = box ? " The frames hold most of them." : " No place speaks for it.";
   return `The similarity is ${score.toFixed(3)}. ${sum}${here}${limit}`;

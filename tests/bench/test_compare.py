@@ -11,8 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cooc.bench.compare import CompareOptions, compare
-from cooc.bench.run import Options
+from cooc.bench.compare import compare
+from cooc.bench.describing import BenchOptions
 from cooc.cli import reporting
 from cooc.datasets.retrieval import load_dataset
 from cooc.descriptor import Descriptor
@@ -29,14 +29,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_labelled_folder(tmp_path_factory.mktemp("compare") / "things")
 
 
-def options(cache: Path, images: int = 2) -> CompareOptions:
-    return CompareOptions(Options(device="cpu", dtype="float32", workers=0, cache=cache, expansions=("none",)), images)
+def options(cache: Path) -> BenchOptions:
+    return BenchOptions(device="cpu", dtype="float32", workers=0, cache=cache)
 
 
 @pytest.fixture(scope="module")
 def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     recipes = [find_recipe(name) for name in RECIPES]
-    return compare(load_dataset(folder), recipes, options(tmp_path_factory.mktemp("cache")))
+    return compare(load_dataset(folder), recipes, options(tmp_path_factory.mktemp("cache")), images=2)
 
 
 def test_numbers_are_those_of_the_recipes_alone(folder: Path, found: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ def test_nothing_to_compare_is_an_error(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least one recipe"):
         compare(load_dataset(folder), [], options(tmp_path))
     with pytest.raises(InputError, match="one picture"):
-        compare(load_dataset(folder), [find_recipe(RECIPES[0])], options(tmp_path, images=0))
+        compare(load_dataset(folder), [find_recipe(RECIPES[0])], options(tmp_path), images=0)
 
 
 def test_the_command_shows_writes_and_draws(folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cooc.bench.run import Options, evaluate_vectors, run
+from cooc.bench.describing import BenchOptions
+from cooc.bench.run import run
+from cooc.bench.scoring import evaluate_vectors
 from cooc.datasets.retrieval import image_set, load_dataset
 from cooc.provenance import provenance
 from cooc.recipes import find_recipe
@@ -64,7 +66,7 @@ def test_a_whitening_may_be_fitted_on_the_vectors_of_each_scale(folder: Path, tm
     pictures = image_set(folder / "jpg")
     fitted: dict[bool, Whitening] = {}
     for each in (False, True):
-        options = Options(
+        options = BenchOptions(
             device="cpu",
             dtype="float32",
             workers=0,

@@ -57,7 +57,7 @@ def test_engines(real_weights: Callable[[str], dict[str, Tensor]], tmp_path: Pat
     assert found["rows"][0]["times_faster"] == 1
     (tmp_path / "engines-cpu.json").write_text(json.dumps(found))
     table = report.TABLES["engines"](report.load_results(tmp_path))
-    assert [row[2] for row in table.rows] == engines
+    assert [row[1] for row in table.rows] == engines
     with pytest.raises(UnknownNameError, match="Did you mean 'OpenVINO'"):
         run_engines(["vgg16"], [(64, 64)], ["OpenVIN"])
 

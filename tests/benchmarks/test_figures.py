@@ -13,8 +13,10 @@ from PIL import Image
 
 from benchmarks.figures import FIGURES, Inputs, cooccurrence_vectors, draw, landmarks
 from benchmarks.growth import run_growth
+from cooc.bench.describing import BenchOptions
 from cooc.bench.plot import save
-from cooc.bench.run import Options, run, write_result
+from cooc.bench.run import run
+from cooc.bench.scoring import write_result
 from cooc.cooccurrence import Cooccurrence
 from cooc.datasets.retrieval import load_dataset
 from cooc.errors import DatasetError, InputError, UnknownNameError
@@ -29,7 +31,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     folder = tmp_path_factory.mktemp("figures")
     things = write_labelled_folder(folder / "things")
     dataset = load_dataset(things)
-    options = Options(device="cpu", dtype="float32", workers=0, cache=folder / "cache", expansions=("none",))
+    options = BenchOptions(device="cpu", dtype="float32", workers=0, cache=folder / "cache", expansions=("none",))
     for result in run(dataset, [find_recipe("ucrow+raw+size=96"), find_recipe("crow+raw+size=96")], options):
         write_result(result, folder / "results")
     (folder / "results" / "growth-cpu.json").write_text(json.dumps(run_growth([10, 20], ["float32", "int4"], 64)))

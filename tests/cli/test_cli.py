@@ -12,6 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
+from cooc.cli import app
+from cooc.cli.bars import now_and_then
 from cooc.cooccurrence import Cooccurrence
 from cooc.descriptor import Descriptor
 from cooc.recipes import RECIPES, find_recipe, find_whitening
@@ -239,3 +241,37 @@ def test_as_a_process() -> None:
     assert done.stdout.splitlines()[1] == "False"
     done = subprocess.run([sys.executable, "-m", "cooc.cli", "describe", "no.jpg"], capture_output=True, text=True)
     assert done.returncode == 2
+
+
+def test_help_says_first_what_users_do_every_day(cooc: Shell) -> None:
+    text = cooc("--help").out
+    everyday, rest = text.split("Everyday:")[1].split("Research and operation:")
+    listed = [[line.split()[0] for line in part.splitlines() if line.strip()] for part in (everyday, rest)]
+    assert listed[0][:3] == ["index", "search", "duplicates"]
+    assert {"status", "add", "remove", "tag", "serve", "explain"} <= set(listed[0])
+    assert {"bench", "train", "weights", "compact", "export"} <= set(listed[1])
+    every = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    every |= {group.name for group in app.registered_groups if group.name}
+    assert sorted([*listed[0], *listed[1]]) == sorted(every)
+
+
+def test_what_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no terminal: never more often than asked, and nothing of a short run."""
+    clock = [0.0]
+    monkeypatch.setattr("cooc.cli.bars.time.monotonic", lambda: clock[0])
+    said: list[float] = []
+    later, at_once = (now_and_then(10, said.append, at_once=first) for first in (False, True))
+    for second in range(25):
+        clock[0] = second
+        later(second)
+    assert said == [10, 20]
+    said.clear()
+    for second in range(25, 40):
+        clock[0] = second
+        at_once(second)
+    assert said == [25, 35]
+
+
+def test_commands_that_moved_say_where(cooc: Shell) -> None:
+    assert "python -m benchmarks figures" in cooc("figures").err
+    assert "python -m benchmarks speed" in cooc("bench", "speed").err

@@ -41,6 +41,7 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three things, three views of each, and their index; made by the real program in a process of its own."""
     folder = write_labelled_folder(tmp_path_factory.mktemp("things")) / "jpg"
     command = [sys.executable, "-m", "cooc.cli", "index", str(folder), "-r", RECIPE, "--device", "cpu"]
+    command += ["--verify", "none"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "9 described" in done.stdout
     assert "9 in the index" in done.stdout
@@ -256,7 +257,7 @@ def test_index_again_with_bad_files(cooc: Shell, photos: Path) -> None:
     (photos / "text.jpg").write_text("no picture")
     (photos / "arch_000000.jpg").rename(photos / "renamed.jpg")
     (photos / "gate_000000.jpg").unlink()
-    done = cooc("index", photos)
+    done = cooc("index", photos, "--verify", "none")
     assert done.code == 3
     assert done.out.startswith("1 moved, 7 unchanged, 1 removed, 1 bad in ")
     assert "text.jpg" in done.err

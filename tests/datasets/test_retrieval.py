@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cooc.datasets import retrieval
-from cooc.datasets.retrieval import CORRUPT_PARIS, DATASETS, check, image_set, load_dataset, where
+from cooc.datasets.published import CORRUPT_PARIS, DATASETS
+from cooc.datasets.retrieval import check, image_set, load_dataset, where
 from cooc.errors import DatasetError, UnknownNameError
 from cooc.evaluation import PROTOCOLS, evaluate
 
@@ -603,5 +603,5 @@ def test_photos_of_the_same_name_are_left_out(tmp_path):
 
 
 def test_the_table_has_protocols_that_exist():
-    for spec in retrieval.DATASETS.values():
+    for spec in DATASETS.values():
         assert set(spec.protocols) <= set(PROTOCOLS)

@@ -341,7 +341,7 @@ def assert_refused_or_sound(file: Path) -> None:
         found.check()
     except InputError:
         return
-    for records, vectors in blocks:
+    for records, vectors, _ in blocks:
         assert vectors.dtype == np.float32
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)
         for one in records:

@@ -118,7 +118,8 @@ def test_a_node_that_is_killed_loses_nothing_and_doubles_nothing(
                 cluster.remove_node(node, allow_graceful=False)
 
         alone = plain.index([photos], workers=0)
-        report = search.index([photos], engine=OnRay(build, search.meta.weights_hash), progress=kill)
+        on_cluster = OnRay(build, search.meta.weights_hash, extraction=search.extraction)
+        report = search.index([photos], engine=on_cluster, progress=kill)
         assert 0 < committed[0] < 60
         assert (report.described, report.bad, report.done) == (alone.described, alone.bad, 62)
         expected, found = contents(plain), contents(search)
@@ -127,6 +128,8 @@ def test_a_node_that_is_killed_loses_nothing_and_doubles_nothing(
             np.stack([found[id] for id in expected]), np.stack(list(expected.values())), atol=1e-5
         )
         assert bad(search) == bad(plain)
+        assert None not in search.store.features(list(expected))
+        assert search.store.features(list(expected)) == plain.store.features(list(expected))
         assert search.store.verify() == []
 
         (photos / "00.jpg").rename(photos / "moved.jpg")
@@ -183,7 +186,8 @@ def decode_in_processes(folder: Path) -> list[object]:
 
 def test_a_worker_may_decode_in_processes(cluster: Cluster, tmp_path: Path) -> None:
     paths = write_photos(tmp_path / "photos", 3)
-    vectors = ray.get(ray.remote(decode_in_processes).remote(tmp_path / "photos"))
+    made = ray.get(ray.remote(decode_in_processes).remote(tmp_path / "photos"))
+    vectors = [one.vector for one in made]
     np.testing.assert_allclose(np.stack(vectors), descriptor()(paths).numpy(), atol=1e-5)
 
 

@@ -614,14 +614,28 @@ class Changes(RuleBasedStateMachine):
     def create(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.address = servers.engine(self.engine).address(self.folder, DIM)
-        self.store, self.model = create_store(self.address, META), Model()
+        if self.engine == "milvus":
+            self.address += f"&features={self.folder / 'features'}"
+        self.store, self.model = create_store(self.address, replace(META, features="sift")), Model()
+        self.features: dict[str, bytes] = {}  # by content
 
-    @rule(items=st.lists(st.tuples(paths, seeds), max_size=8))
-    def add(self, items: list[tuple[str, int]]) -> None:
-        records = [record(path, str(seed)) for path, seed in items]
-        vectors = random_vectors(6, seed=9)[[seed for _, seed in items]]
-        self.store.add(records, vectors)
+    @rule(items=st.lists(st.tuples(paths, seeds, st.booleans()), max_size=8), round=st.integers(0, 255))
+    def add(self, items: list[tuple[str, int, bool]], round: int) -> None:
+        records = [record(path, str(seed)) for path, seed, _ in items]
+        vectors = random_vectors(6, seed=9)[[seed for _, seed, _ in items]]
+        codes = [bytes([round, seed]) if features else None for _, seed, features in items]
+        self.store.add(records, vectors, codes)
         self.model.add(records, vectors)
+        added = {record.sha256: code for record, code in zip(records, codes, strict=True) if code is not None}
+        latest = {record.path: record.sha256 for record in records}.values()  # of one path the last counts
+        self.features |= {content: code for content, code in added.items() if content in latest}
+
+    @rule(path=paths, round=st.integers(0, 255))
+    def set_features(self, path: str, round: int) -> None:
+        if path in self.model.images:
+            image = self.model.images[path][0]
+            self.store.set_features({image.id: bytes([round])})
+            self.features[image.sha256] = bytes([round])
 
     @rule(names=st.lists(paths, max_size=5))
     def remove(self, names: list[str]) -> None:
@@ -674,6 +688,14 @@ class Changes(RuleBasedStateMachine):
         assert list(self.store.bad_files()) == [self.model.bad[path] for path in sorted(self.model.bad)]
         assert self.store.notes() == self.model.notes
         assert {(f.sha256, f.path): f.tags for f in self.store.forgotten()} == self.model.forgotten
+
+    @invariant()
+    def same_features(self) -> None:
+        records = self.model.records()
+        self.features = {r.sha256: self.features[r.sha256] for r in records if r.sha256 in self.features}
+        assert self.store.features([r.id for r in records]) == [self.features.get(r.sha256) for r in records]
+        assert list(self.store.without_features()) == [r for r in records if r.sha256 not in self.features]
+        assert self.store.count_features().bytes == sum(map(len, self.features.values()))
 
     def teardown(self) -> None:
         if hasattr(self, "store"):

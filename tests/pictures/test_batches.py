@@ -22,7 +22,7 @@ from pillow_heif import register_heif_opener
 from torch import Tensor
 
 from cooc.errors import CoocError, ImageError, MachineError
-from cooc.pictures import worker
+from cooc.pictures import shared_memory
 from cooc.pictures.batches import Bad, Item, batches, decode, default_workers
 from cooc.pictures.decode import load_image
 from tests.starving import Starved
@@ -102,16 +102,18 @@ def test_everything_arrives_and_bad_files_are_named(folder: Path, workers: int) 
 
 def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here in one process: a worker's part on one side of the memory, its parent's on the other."""
-    shared = worker.Shared(2, 3 * 48 * 32)
+    shared = shared_memory.Shared(2, 3 * 48 * 32)
     with open(shared.address, "r+b") as file:  # noqa: PTH123
-        monkeypatch.setattr(worker, "_memory", mmap.mmap(file.fileno(), 0))
+        monkeypatch.setattr(shared_memory, "_memory", mmap.mmap(file.fileno(), 0))
     for place, name in zip(list(shared.free), ("04.png", "00.png"), strict=True):
-        shape = worker.load(folder / name, place, 64, None, 1)
-        assert isinstance(shape, tuple)
-        assert (shared.view(place, shape) == load_image(folder / name)).all()
-    larger = worker.load(folder / "04.png", worker.Place(0, 100), 64, None, 1)  # no room: the pixels themselves
-    assert isinstance(larger, np.ndarray)
-    assert (larger == load_image(folder / "04.png")).all()
+        loaded = shared_memory.load(folder / name, place, 64, None, 1)
+        assert loaded.pixels is None
+        assert (shared.view(place, loaded.shape) == load_image(folder / name)).all()
+    larger = shared_memory.load(
+        folder / "04.png", shared_memory.Place(0, 100), 64, None, 1
+    )  # no room: the pixels themselves
+    assert isinstance(larger.pixels, np.ndarray)
+    assert (larger.pixels == load_image(folder / "04.png")).all()
     shared.close()
 
 

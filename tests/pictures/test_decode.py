@@ -754,3 +754,20 @@ def test_import_is_light() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("shape", [(40, 30), (200, 100), (1100, 900), (2500, 1700), (4100, 300)])
+@pytest.mark.parametrize("kind", ["jpg", "png"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_two_sizes_of_one_picture_are_those_of_two_calls(
+    shape: tuple[int, int], kind: str, orientation: int, tmp_path: Path
+) -> None:
+    rough = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    rough.resize(shape).save(tmp_path / f"picture.{kind}", exif=exif)
+    for size in (64, 500, 640, 1024, 1500):
+        pixels, larger, full = decode.load_twice(tmp_path / f"picture.{kind}", size=size, larger=1024, min_side=32)
+        np.testing.assert_array_equal(pixels, load_image(tmp_path / f"picture.{kind}", size=size, min_side=32))
+        np.testing.assert_array_equal(larger, load_image(tmp_path / f"picture.{kind}", size=max(size, 1024)))
+        assert full == (shape if orientation == 1 else shape[::-1])

@@ -108,8 +108,9 @@ def test_a_picture_that_needs_too_much_memory(photo: Path) -> None:
     ("number", "kind"),
     [
         (signal.SIGSEGV, ImageError),
-        (signal.SIGABRT, ImageError),
-        (signal.SIGBUS, ImageError),
+        (signal.SIGFPE, ImageError),
+        (signal.SIGABRT, MachineError),  # as libraries do that get no memory
+        (signal.SIGBUS, MachineError),  # shared memory that cannot be had
         (signal.SIGKILL, MachineError),  # as the system does when memory runs out
         (signal.SIGTERM, MachineError),
     ],

@@ -59,6 +59,16 @@ def test_decoders_that_could_not_be_loaded_are_loaded_later(tmp_path: Path) -> N
     assert "Too many open files" in done.stdout
 
 
+def test_a_library_that_is_missing_blames_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    decode._formats.cache_clear()
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pillow_heif", None)
+        with pytest.raises(MachineError, match="pillow_heif"):
+            load_image(tmp_path / "a.png")
+    assert load_image(tmp_path / "a.png").shape == (8, 8, 3)
+
+
 def test_paths_are_neither_the_files_nor_the_machines_fault(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "itself.jpg").symlink_to(tmp_path / "itself.jpg")

@@ -61,3 +61,27 @@ def revisited(
     if not counted:
         return math.nan, aps, dict.fromkeys(ks, math.nan)
     return total / counted, aps, {k: value / counted for k, value in at.items()}
+
+
+def first_place(ranked: Sequence[int], positives: Collection[int], ambiguous: Collection[int]) -> float:
+    """Place of the first positive, counted from 1; infinite where there is none."""
+    place = 0
+    for image in ranked:
+        if image in ambiguous:
+            continue
+        place += 1
+        if image in positives:
+            return place
+    return math.inf
+
+
+def recall_and_mrr(
+    rankings: Sequence[Sequence[int]], truth: Sequence[tuple[Collection[int], Collection[int]]], ks: Sequence[int]
+) -> tuple[dict[int, float], float]:
+    """Share of queries with a positive among the first k, and the mean reciprocal rank."""
+    counted = [(ranked, *groups) for ranked, groups in zip(rankings, truth, strict=True) if groups[0]]
+    places = [first_place(*one) for one in counted]
+    if not places:
+        return dict.fromkeys(ks, math.nan), math.nan
+    recall = {k: sum(place <= k for place in places) / len(places) for k in ks}
+    return recall, sum(1 / place for place in places) / len(places)

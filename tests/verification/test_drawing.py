@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cooc.verification.agreement import Agreement, no_agreement
 from cooc.verification.drawing import GAP, REGION, draw
 from cooc.verification.engines import extract
-from cooc.verification.geometry import Agreement, no_agreement
 from cooc.verification.verifier import verify
 from tests.verification.pictures import photo, turned, warp
 

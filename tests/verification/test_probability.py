@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cooc.errors import InputError
+from cooc.verification.agreement import Agreement, no_agreement
 from cooc.verification.engines import ENGINES, extract
-from cooc.verification.geometry import Agreement, no_agreement
 from cooc.verification.probability import (
     FILE,
     Calibration,

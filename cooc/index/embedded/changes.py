@@ -10,14 +10,16 @@ from typing import Any
 from uuid import uuid4
 
 from cooc.errors import InputError
+from cooc.index.embedded import features
 from cooc.index.embedded.coding import Codes
 from cooc.index.embedded.rows import FORGOTTEN, RECORD, State, each, forgotten, read_state, record
 from cooc.index.store import BadFile, Forgotten, Record, given_back, long_ago, now, path_bytes, path_text
 
 
-def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes) -> int:
-    """Each in a new slot. Of records with the same path the last counts."""
+def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes, made: Mapping[str, bytes]) -> int:
+    """Each in a new slot, with the features `made` of its content. Of records with the same path the last counts."""
     latest = {path_bytes(r.path): row for row, r in enumerate(records)}
+    before = [sha256 for (sha256,) in each(connection, "SELECT sha256 FROM images WHERE path IN", latest)]
     had = drop(connection, list(latest), remember=False)
     contents = {bytes.fromhex(records[row].sha256) for row in latest.values()}
     kept = each(connection, f"{FORGOTTEN} WHERE sha256 IN", contents)
@@ -40,7 +42,16 @@ def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes)
         "DELETE FROM forgotten WHERE sha256 = ? AND path = ?", ((bytes.fromhex(s), path_bytes(p)) for s, p in used)
     )
     connection.execute("UPDATE state SET next_slot = ?", (first + len(rows),))
+    features.put(connection, {r.sha256: made[r.sha256] for _, _, r, _ in rows if r.sha256 in made})
+    features.drop_unused(connection, before)
     return len(rows)
+
+
+def remove(connection: sqlite3.Connection, paths: list[bytes]) -> int:
+    contents = [sha256 for (sha256,) in each(connection, "SELECT sha256 FROM images WHERE path IN", paths)]
+    gone = drop(connection, paths, remember=True)
+    features.drop_unused(connection, contents)
+    return len(gone)
 
 
 def drop(connection: sqlite3.Connection, paths: list[bytes], *, remember: bool) -> dict[bytes, frozenset[str]]:
@@ -66,7 +77,7 @@ def rename(connection: sqlite3.Connection, moves: Mapping[str, str]) -> int:
     wanted = {path_bytes(old): path_bytes(new) for old, new in moves.items() if old != new}
     rows = each(connection, "SELECT path, slot, sha256 FROM images WHERE path IN", wanted)
     found = {path: (slot, sha256) for path, slot, sha256 in rows}
-    drop(connection, [wanted[path] for path in found if wanted[path] not in found], remember=True)
+    remove(connection, [wanted[path] for path in found if wanted[path] not in found])
     # Through names that no file can have, so that images may change places.
     connection.executemany(
         "UPDATE images SET path = ? WHERE slot = ?", ((b"\0%d" % slot, slot) for slot, _ in found.values())

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from cooc.errors import InputError, UnknownNameError
 from cooc.index.store import STORAGES, Vectors
+from cooc.vectors import unit_rows
 
 Codes = NDArray[np.uint8]  # (n, width)
 
@@ -101,7 +102,7 @@ class Coding:
 
     def unit(self, codes: Codes) -> Vectors:
         vectors = self.decode(codes)
-        return vectors if self.plain else vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors if self.plain else unit_rows(vectors)
 
     def borrow(self, codes: Codes) -> faiss.IndexFlatCodes:
         """A faiss index over these codes where they lie, for queries that are turned. They must outlive it."""

@@ -39,6 +39,10 @@ class IndexFile:
         self.coding = Coding(self.meta.storage, self.meta.dim)
         self.cache = Cache(folder / "cache", self.coding)
 
+    def renew(self, connection: Connection) -> None:
+        """What it says of itself, after that has changed."""
+        self.meta = read_meta(connection)
+
 
 class Reading:
     """Connections of one store for reading. Any number of threads may use it."""

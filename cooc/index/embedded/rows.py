@@ -13,6 +13,7 @@ import numpy as np
 
 from cooc.index.embedded.coding import Codes, Coding
 from cooc.index.embedded.database import version
+from cooc.index.embedded.features import read_engines
 from cooc.index.embedded.nearest import Ids, Slots
 from cooc.index.store import Filter, Forgotten, Record, StoreMeta, path_text
 
@@ -42,7 +43,8 @@ def read_state(connection: sqlite3.Connection) -> State:
 
 
 def read_meta(connection: sqlite3.Connection) -> StoreMeta:
-    return StoreMeta(**json.loads(connection.execute("SELECT json FROM meta").fetchone()[0]))
+    meta = StoreMeta(**json.loads(connection.execute("SELECT json FROM meta").fetchone()[0]))
+    return replace(meta, features=read_engines(connection))
 
 
 def record(row: tuple[Any, ...]) -> Record:

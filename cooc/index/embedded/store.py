@@ -1,6 +1,7 @@
 """The embedded engine: an index is a folder, SQLite in it is the truth, and faiss searches a copy of its vectors.
 
-    index.sqlite        metadata and vectors (`database.py`), one transaction for each change (`changes.py`)
+    index.sqlite        metadata, vectors (`database.py`) and local features (`features.py`), one transaction for each
+                        change (`changes.py`)
     writer.lock         held by the process that writes (`locks.py`)
     cache/              the same vectors, laid out for searching (`cache.py`); may be deleted at any time
 
@@ -11,11 +12,10 @@ searched (`nearest.py`) is renewed. `upkeep.py` verifies, compacts and copies.
 
 from __future__ import annotations
 
-import json
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -24,7 +24,7 @@ from uuid import uuid4
 import numpy as np
 
 from cooc.errors import CoocError, InputError, StoreError
-from cooc.index.embedded import changes, upkeep
+from cooc.index.embedded import changes, features, upkeep
 from cooc.index.embedded.coding import Coding
 from cooc.index.embedded.database import Connection, connect, create, database, explained, require, show
 from cooc.index.embedded.locks import WriterLock
@@ -44,18 +44,23 @@ from cooc.index.embedded.rows import (
 from cooc.index.store import (
     BadFile,
     Block,
+    Codes,
+    FeatureCount,
     Filter,
     Forgotten,
     Record,
     SearchResult,
     StoreMeta,
     Vectors,
+    check_codes,
+    check_engines,
     check_tags,
     check_vectors,
     damaged_vector,
     id_bytes,
     path_bytes,
     path_text,
+    warn_of_damage,
 )
 
 APPROXIMATE_FROM = 200_000  # images: an exact search then takes about 40 ms on two cores
@@ -83,7 +88,9 @@ def create_store(address: str, meta: StoreMeta) -> EmbeddedStore:
             new = folder / "index.new"
             new.unlink(missing_ok=True)
             with closing(create(new)) as connection:
-                connection.execute("INSERT INTO meta VALUES (?)", (json.dumps(asdict(meta)),))
+                connection.execute("INSERT INTO meta VALUES (?)", (meta.as_json(),))
+                if meta.features:
+                    features.set_engines(connection, meta.features)
                 connection.execute("INSERT INTO state VALUES (?, 0, 0, 0, 0)", (uuid4().hex,))
             new.replace(database(folder))
         finally:
@@ -123,19 +130,20 @@ class EmbeddedStore:
 
     # changes
 
-    def add(self, records: Sequence[Record], vectors: Vectors) -> None:
-        self.add_all([(records, vectors)])
+    def add(self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None) -> None:
+        self.add_all([Block(records, vectors, features)])
 
     def add_all(self, blocks: Iterable[Block]) -> int:
         def work(connection: Connection) -> int:
             count = 0
-            for records, given in blocks:
+            for records, given, made in (Block(*block) for block in blocks):
                 vectors = check_vectors(np.asarray(given), self.meta.dim)
                 if len(records) != len(vectors):
                     raise InputError(
                         f"{len(records)} records came with {len(vectors)} vectors: one for each is needed."
                     )
-                count += changes.add(connection, records, self._coding.encode(vectors))
+                codes = check_codes(self.meta, records, made)
+                count += changes.add(connection, records, self._coding.encode(vectors), codes)
             return count
 
         count = self._write(work)
@@ -146,7 +154,7 @@ class EmbeddedStore:
 
     def remove(self, paths: Iterable[str]) -> int:
         names = [path_bytes(path) for path in paths]
-        return self._write(lambda connection: len(changes.drop(connection, names, remember=True)))
+        return self._write(lambda connection: changes.remove(connection, names))
 
     def rename(self, moves: Mapping[str, str]) -> int:
         return self._write(lambda connection: changes.rename(connection, moves))
@@ -170,6 +178,21 @@ class EmbeddedStore:
 
     def remember(self, tags: Iterable[Forgotten]) -> None:
         self._write(lambda connection: changes.keep(connection, tags))
+
+    def set_feature_engines(self, engines: str) -> None:
+        if check_engines(self.meta, engines):
+            self._write(lambda connection: features.set_engines(connection, engines))
+            self._read(lambda connection, file: file.renew(connection))
+
+    def set_features(self, codes: Mapping[str, bytes]) -> int:
+        def work(connection: Connection) -> int:
+            found = list(each(connection, "SELECT id, sha256 FROM images WHERE id IN", map(id_bytes, codes)))
+            records = [Record("-", 0, 0, sha256.hex(), 0, 0) for _, sha256 in found]
+            made = check_codes(self.meta, records, [codes[name.hex()] for name, _ in found])
+            features.put(connection, made)
+            return len(found)
+
+        return self._write(work)
 
     # questions
 
@@ -241,6 +264,33 @@ class EmbeddedStore:
             return file.coding.unit(codes).copy()
 
         return self._read(work)
+
+    def features(self, ids: Sequence[str]) -> list[bytes | None]:
+        names = [id_bytes(name) for name in ids]
+        if not self.meta.features:
+            return [None] * len(names)
+        query = "SELECT id, path, code, crc FROM images JOIN features USING (sha256) WHERE id IN"
+        rows = self._read(lambda connection, _: list(each(connection, query, set(names))))
+        good = {name: code for name, _, code, crc in rows if zlib.crc32(code) == crc}
+        warn_of_damage(path_text(path) for name, path, *_ in rows if name not in good)
+        return [good.get(name) for name in names]
+
+    def without_features(self, *, check: bool = False) -> Iterator[Record]:
+        if not self.meta.features:
+            yield from self.records()
+            return
+        last, query = b"", f"{RECORD} WHERE path > ? AND {features.HAS_NONE} ORDER BY path LIMIT ?"
+        while rows := self._rows(query, last, PAGE):
+            yield from map(record, rows)
+            last = rows[-1][1]
+        if check:
+            for sha256 in self._read(lambda connection, _: features.damaged(connection)):
+                yield from self.by_sha256(sha256.hex())
+
+    def count_features(self) -> FeatureCount:
+        if not self.meta.features:
+            return FeatureCount(0, 0)
+        return self._read(lambda connection, _: features.count(connection))
 
     def search(
         self, queries: Vectors, k: int, *, where: Filter | None = None, exact: bool | None = None

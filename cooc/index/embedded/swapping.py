@@ -20,6 +20,7 @@ from cooc.index.embedded.locks import WriterLock
 from cooc.index.embedded.reading import Reading
 from cooc.index.embedded.rows import read_state
 from cooc.index.embedded.upkeep import DAMAGED, problems, snapshot
+from cooc.index.store import FEATURES_DAMAGED
 
 log = logging.getLogger("cooc")
 
@@ -62,7 +63,7 @@ def put_in_place(source: Path, folder: Path) -> int:
 def _verified(folder: Path) -> int:
     with closing(Reading(folder)) as read:
         found = read(lambda connection, file: list(problems(folder, connection, file)))
-        worse = [problem for problem in found if not problem.endswith(DAMAGED)]
+        worse = [problem for problem in found if not problem.endswith((DAMAGED, FEATURES_DAMAGED))]
         if worse:
             raise StoreDamagedError(f"What should be put in place is damaged itself; nothing was changed. {worse[0]}")
         for problem in found:

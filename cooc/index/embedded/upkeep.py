@@ -12,12 +12,12 @@ from uuid import uuid4
 import numpy as np
 
 from cooc.errors import StoreDamagedError, StoreError
-from cooc.index.embedded import changes
+from cooc.index.embedded import changes, features
 from cooc.index.embedded.cache import Cache
 from cooc.index.embedded.database import Connection, connect, database, explained, show
 from cooc.index.embedded.reading import IndexFile, Reading
 from cooc.index.embedded.rows import RECORD, good, read_state, record
-from cooc.index.store import Record, path_bytes, path_text
+from cooc.index.store import FEATURES_DAMAGED, Record, path_bytes, path_text
 
 RENUMBER_FROM = 0.1  # share of removed slots from which compacting gives all slots out again
 PAGE = 1000  # rows read at once
@@ -85,11 +85,15 @@ def problems(folder: Path, connection: Connection, file: IndexFile) -> Iterator[
                 yield f"{text}: the id does not fit content and path; remove the image and index it again"
             elif copies[row].tobytes() != data or names[row].tobytes() != name or not live[row]:
                 yield f"{text}: the copy in cache/ differs; delete {show(folder / 'cache')}, it is made again"
+    for content in features.damaged(connection) if file.meta.features else ():
+        paths = connection.execute("SELECT path FROM images WHERE sha256 = ? ORDER BY path", (content,))
+        yield from (f"{show(Path(path_text(path)))}: {FEATURES_DAMAGED}" for (path,) in paths)
 
 
 def tidy(connection: Connection, cache: Cache) -> None:
-    """Inside a transaction: forget old tags; give all slots out again where many are holes by now."""
+    """Inside a transaction: forget old tags and unused features; give all slots out again where many are holes."""
     changes.forget(connection)
+    features.drop_unused(connection)
     state = read_state(connection)
     if state.removed and (not state.graph or state.removed >= RENUMBER_FROM * state.slots):
         changes.fill_holes(connection, state)

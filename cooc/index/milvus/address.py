@@ -28,6 +28,7 @@ class Address:
     timeout: float = 30.0  # seconds for which a request is tried again
     shards: int = 1
     replicas: int = 1
+    features: str = ""  # where local features lie, see `features.py`
 
     @classmethod
     def parse(cls, address: str) -> Address:
@@ -53,6 +54,7 @@ class Address:
                 timeout=float(options.pop("timeout", 30)),
                 shards=int(options.pop("shards", 1)),
                 replicas=int(options.pop("replicas", 1)),
+                features=options.pop("features", ""),
             )
         except ValueError:  # whose text may hold the password
             raise _no_address(shown) from None
@@ -72,5 +74,5 @@ def _no_address(shown: str) -> InputError:
     return InputError(
         f"{shown} is no address of an index on Milvus: write milvus://host:19530/name or milvus:///folder/file.db/name "
         f"(letters, digits, _ in the name); options are index={'|'.join(STRUCTURES)}, timeout, shards, replicas, "
-        "secure."
+        "secure, features=FOLDER|URL."
     )

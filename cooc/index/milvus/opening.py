@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from cooc.errors import InputError, StoreError
 from cooc.index.milvus import former, rows, structures
 from cooc.index.milvus.address import Address
+from cooc.index.milvus.features import nowhere, place
 from cooc.index.milvus.server import Server
-from cooc.index.milvus.store import MilvusStore
+from cooc.index.milvus.store import FEATURES, MilvusStore
 from cooc.index.store import FORMAT, StoreMeta
 
 META = "cooc.meta"  # property of the collection
 DIMENSIONS = 32_768
+
+log = logging.getLogger("cooc")
 
 
 def create_store(address: str, meta: StoreMeta) -> MilvusStore:
@@ -31,7 +35,12 @@ def _created(where: Address, meta: StoreMeta) -> MilvusStore:
         raise InputError(f"An index on Milvus keeps float32 vectors, not {meta.storage}; index=ivf_pq searches codes.")
     prepare_collection(where, meta.dim)
     with closing(Server(where)) as server:
-        server.put({META: json.dumps(asdict(meta))})  # the last step: from here on there is an index
+        kept = {META: meta.as_json()}
+        if meta.features and place(where):
+            kept[FEATURES] = json.dumps({"engines": meta.features, "at": place(where)})
+        elif meta.features:
+            log.warning("%s", nowhere(where))
+        server.put(kept)  # the last step: from here on there is an index
     return _opened(where, write=True)
 
 
@@ -69,7 +78,7 @@ def _opened(where: Address, write: bool) -> MilvusStore:
             server.become_writer()
             # A `compact` that was cut short may have left the collection without a structure, or not loaded.
             structures.build(server, structures.current(server).kind or "FLAT", meta.dim)
-        return MilvusStore(server, meta)
+        return MilvusStore(server, meta, json.loads(found.get(FEATURES, "{}")))
     except BaseException:
         server.close()
         raise

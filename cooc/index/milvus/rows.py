@@ -2,7 +2,8 @@
 
 key         primary key: a letter for the kind of row, then in hex what it is about. Milvus lists rows in this
             order, so images come in the order of their paths, and an upsert replaces what was at a path
-    i       an image: its path. The fields of `Record`, its id, its vector and the crc32 of that
+    i       an image: its path. The fields of `Record`, its id, its vector and the crc32 of that; `text` says whether
+            there are local features of its content (`features.py`)
     b       a file that could not be described: its path; `text` says why and since when
     f       tags of a removed image: its content, then its path; `text` says when it was removed
     n       a note about the index: its name; `text` is its value
@@ -27,6 +28,8 @@ from cooc.index.milvus.server import Row
 from cooc.index.store import BadFile, Filter, Forgotten, Record, Vectors, path_bytes, path_text
 
 _T = TypeVar("_T")
+
+FEATURES = "features"  # `text` of an image that has them
 
 IMAGE, BAD, FORGOTTEN = "i", "b", "f"
 PATH, TAG, TAGS, REASON = 4096, 1024, 1024, 8192  # bytes of a path and of a tag, tags, characters of a reason
@@ -77,6 +80,10 @@ def images(where: Filter | None = None) -> str:
 
 def of_kind(kind: str) -> str:
     return f'key >= "{kind}" and key < "{chr(ord(kind) + 1)}"'
+
+
+def with_features(has: bool = True) -> str:
+    return f'{images()} and text {"==" if has else "!="} "{FEATURES}"'
 
 
 def fitting(row: Row) -> Row:

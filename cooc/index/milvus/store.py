@@ -28,19 +28,25 @@ from cooc.errors import CoocError, InputError
 from cooc.index import effort
 from cooc.index.copying import copy_to_folder
 from cooc.index.milvus import rows, structures
+from cooc.index.milvus.features import FeatureFiles, nowhere, place
 from cooc.index.milvus.rows import ALL, RECORD, VECTOR
 from cooc.index.milvus.searching import Search
 from cooc.index.milvus.server import LIMIT, Row, Server
 from cooc.index.milvus.structures import Structure
 from cooc.index.store import (
+    FEATURES_DAMAGED,
     BadFile,
     Block,
+    Codes,
+    FeatureCount,
     Filter,
     Forgotten,
     Record,
     SearchResult,
     StoreMeta,
     Vectors,
+    check_codes,
+    check_engines,
     check_tags,
     check_vectors,
     damaged_vector,
@@ -48,11 +54,14 @@ from cooc.index.store import (
     id_bytes,
     long_ago,
     now,
+    warn_of_damage,
 )
 
 PAGE = 1000  # rows read at once, values in one condition
 NOTE = "cooc.note."  # properties of the collection
 REQUEST = 16 << 20  # bytes of vectors in one request
+SAMPLE = 200  # images whose local features are measured to tell the size of all
+FEATURES = "cooc.features"  # property of the collection: engines of local features, and where these lie
 
 log = logging.getLogger("cooc")
 
@@ -60,8 +69,9 @@ log = logging.getLogger("cooc")
 class MilvusStore:
     """`cooc.index.store.Store` in a collection of Milvus. Threads may share it."""
 
-    def __init__(self, server: Server, meta: StoreMeta) -> None:
-        self.meta = meta
+    def __init__(self, server: Server, meta: StoreMeta, features: Mapping[str, str]) -> None:
+        self.meta = replace(meta, features=features.get("engines", ""))
+        self._files = FeatureFiles(place(server.address, features["at"])) if features else None
         self._server = server
         self._block = max(1, min(PAGE, REQUEST // (4 * meta.dim)))  # vectors in one request
         self._warned = False
@@ -71,8 +81,8 @@ class MilvusStore:
 
     # changes
 
-    def add(self, records: Sequence[Record], vectors: Vectors) -> None:
-        self.add_all([(records, vectors)])
+    def add(self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None) -> None:
+        self.add_all([Block(records, vectors, features)])
 
     def add_all(self, blocks: Iterable[Block]) -> int:
         """All blocks are looked at before the first is written."""
@@ -80,30 +90,51 @@ class MilvusStore:
         for block in blocks:
             self._rows(*block)
         with self._server.writing():
-            return sum(self._add(self._rows(*block)) for block in blocks)
+            return sum(self._add(*self._rows(*block)) for block in blocks)
 
-    def _rows(self, records: Sequence[Record], vectors: Vectors) -> dict[str, Row]:
+    def _rows(
+        self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None
+    ) -> tuple[dict[str, Row], dict[str, bytes]]:
+        codes = check_codes(self.meta, records, features)
         vectors = check_vectors(np.asarray(vectors), self.meta.dim)
         if len(records) != len(vectors):
             raise InputError(f"{len(records)} records came with {len(vectors)} vectors: one for each is needed.")
-        return {r.path: rows.image_row(r, vector) for r, vector in zip(records, vectors, strict=True)}
+        return {r.path: rows.image_row(r, vector) for r, vector in zip(records, vectors, strict=True)}, codes
 
-    def _add(self, new: dict[str, Row]) -> int:
-        had = {rows.path(row): row["tags"] for row in self._at(rows.IMAGE, new, ["key", "tags"])}
+    def _add(self, new: dict[str, Row], codes: dict[str, bytes]) -> int:
+        before = self._at(rows.IMAGE, new, ["key", "tags", "sha256"])
+        had = {rows.path(row): row["tags"] for row in before}
         kept = self._in("sha256", (row["sha256"] for row in new.values()), rows.TAGGED, rows.of_kind(rows.FORGOTTEN))
         records, used = given_back(map(rows.record, new.values()), map(rows.forgotten, kept))
         tags = [sorted(record.tags.union(had.get(record.path, ()))) for record in records]
         tagged = [rows.fitting(row | {"tags": names}) for row, names in zip(new.values(), tags, strict=True)]
+        if self._files is not None:
+            wanted = {row["sha256"] for row in tagged}
+            self._files.write({sha256: code for sha256, code in codes.items() if sha256 in wanted})
+            there = {row["sha256"] for row in self._in("sha256", wanted, ["sha256"], rows.with_features())}
+            tagged = [row | {"text": rows.FEATURES * (row["sha256"] in there | codes.keys())} for row in tagged]
         self._delete(row["key"] for row in self._at(rows.BAD, new, ["key"]))
         self._upsert(tagged)
         self._delete(rows.key(rows.FORGOTTEN, path, sha256) for sha256, path in used)
+        self._drop_unused(before)
         return len(new)
+
+    def _drop_unused(self, gone: Iterable[Row]) -> None:
+        """The features of what these images were, if no other one has that content."""
+        contents = {row["sha256"] for row in gone} if self._files is not None else set()
+        if self._files is not None and contents:
+            self._files.remove(contents - {row["sha256"] for row in self._in_use(contents)})
+
+    def _in_use(self, contents: Iterable[str]) -> list[Row]:
+        return self._in("sha256", contents, ["sha256"], rows.images())
 
     def remove(self, paths: Iterable[str]) -> int:
         with self._server.writing():
             gone = self._at(rows.IMAGE, paths, RECORD)
             self._remember(gone)
-            return self._delete(row["key"] for row in gone)
+            count = self._delete(row["key"] for row in gone)
+            self._drop_unused(gone)
+            return count
 
     def rename(self, moves: Mapping[str, str]) -> int:
         if len(set(moves.values())) < len(moves):
@@ -113,10 +144,12 @@ class MilvusStore:
             moves = {old: new for old, new in moves.items() if old != new and old in found}
             moved = {old: rows.moved(found[old], new) for old, new in moves.items()}
             news, ids = set(moves.values()), {row["id"] for row in moved.values()}
-            self._remember(row for row in self._at(rows.IMAGE, news - set(moves), ALL) if row["id"] not in ids)
+            gone = [row for row in self._at(rows.IMAGE, news - set(moves), ALL) if row["id"] not in ids]
+            self._remember(gone)
             for part in _in_turn(moves):
                 self._upsert(moved[old] for old in part)
             self._delete(rows.key(rows.IMAGE, old) for old in set(moves) - news)
+            self._drop_unused(gone)
             return len(moves)
 
     def touch(self, mtimes_ns: Mapping[str, int]) -> int:
@@ -129,12 +162,12 @@ class MilvusStore:
         names = [id_bytes(name).hex() for name in ids]
         return self._rewrite("id", names, lambda row: {"tags": sorted(set(row["tags"]) - remove | add)})
 
-    def _rewrite(self, field: str, values: Iterable[str], change: Callable[[Row], Row]) -> int:
+    def _rewrite(self, field: str, values: Iterable[str], change: Callable[[Row], Row], condition: str = "") -> int:
         """Milvus has no change of one field. The crc stays: a damaged vector is still known as one."""
         count = 0
         with self._server.writing():
             for block in rows.blocks(dict.fromkeys(values), self._block):
-                changed = [rows.fitting(row | change(row)) for row in self._in(field, block, ALL)]
+                changed = [rows.fitting(row | change(row)) for row in self._in(field, block, ALL, condition)]
                 self._upsert(changed)
                 count += len(changed)
         return count
@@ -161,6 +194,25 @@ class MilvusStore:
     def _remember(self, gone: Iterable[Row]) -> None:
         removed, records = now(), map(rows.record, gone)
         self.remember(Forgotten(r.sha256, r.path, r.tags, removed) for r in records if r.tags)
+
+    def set_feature_engines(self, engines: str) -> None:
+        if not check_engines(self.meta, engines):
+            return
+        at = place(self._server.address)
+        if not at:
+            raise nowhere(self._server.address)
+        with self._server.writing():
+            self._server.put({FEATURES: json.dumps({"engines": engines, "at": at})})
+        self.meta, self._files = replace(self.meta, features=engines), FeatureFiles(at)
+
+    def set_features(self, codes: Mapping[str, bytes]) -> int:
+        with self._server.writing():
+            found = [rows.record(row) for row in self._by_id(codes, RECORD)]
+            made = check_codes(self.meta, found, [codes[one.id] for one in found])
+            if self._files is not None:
+                self._files.write(made)
+                self._rewrite("sha256", made, lambda _: {"text": rows.FEATURES}, rows.with_features(False))
+            return len(found)
 
     def _upsert(self, changed: Iterable[Row]) -> None:
         for block in rows.blocks(changed, self._block):
@@ -217,6 +269,36 @@ class MilvusStore:
             raise damaged_vector(self._shown, {found[i]["id"]: rows.path(found[i]) for i in np.flatnonzero(~sound)})
         return vectors[[place[name] for name in ids]]
 
+    def features(self, ids: Sequence[str]) -> list[bytes | None]:
+        names = [id_bytes(name).hex() for name in ids]
+        if self._files is None:
+            return [None] * len(names)
+        marked = self._in("id", names, [*RECORD, "id"], rows.with_features())
+        codes = self._files.read(row["sha256"] for row in marked)
+        warn_of_damage(rows.path(row) for row in marked if codes[row["sha256"]] is None)
+        found = {row["id"]: codes[row["sha256"]] for row in marked}
+        return [found.get(name) for name in names]
+
+    def without_features(self, *, check: bool = False) -> Iterator[Record]:
+        condition = rows.with_features(False)
+        yield from map(rows.record, self._server.pages(condition, RECORD, PAGE))
+        if check and self._files is not None:
+            for block in rows.blocks(self._server.pages(rows.with_features(), RECORD, PAGE), PAGE // 10):
+                yield from map(rows.record, self._damaged_features(block))
+
+    def _damaged_features(self, block: list[Row]) -> Iterator[Row]:
+        codes = self._files.read(row["sha256"] for row in block) if self._files is not None else {}
+        return (row for row in block if codes.get(row["sha256"], b"") is None)
+
+    def count_features(self) -> FeatureCount:
+        """Of many images the bytes are estimated from some: the store does not tell them, and reading takes long."""
+        if self._files is None:
+            return FeatureCount(0, 0)
+        images = int(self._server.query(rows.with_features(), ["count(*)"], None)[0]["count(*)"])
+        some = self._server.query(rows.with_features(), ["sha256"], SAMPLE)
+        sizes = [len(code or b"") for code in self._files.read(row["sha256"] for row in some).values()]
+        return FeatureCount(images, sum(sizes) if images <= SAMPLE else round(sum(sizes) / len(sizes) * images))
+
     @property
     def _shown(self) -> str:
         return self._server.address.shown
@@ -268,7 +350,8 @@ class MilvusStore:
                 vectors, sound = rows.matrix(block, self.meta.dim)
                 for i in np.flatnonzero(~sound):
                     log.warning("%s is not copied: its vector is damaged.", _shown(block[i]))
-                yield [rows.record(block[i]) for i in np.flatnonzero(sound)], vectors[sound]
+                records = [rows.record(block[i]) for i in np.flatnonzero(sound)]
+                yield Block(records, vectors[sound], self.features([one.id for one in records]))
 
         copy_to_folder(dest, self.meta, images(), self.bad_files(), self.notes(), self.forgotten())
 
@@ -284,11 +367,16 @@ class MilvusStore:
                 yield f"{_shown(row)}: the vector is damaged; the next `cooc index` describes the picture again"
             elif rows.record(row).id != row["id"]:
                 yield f"{_shown(row)}: the id does not fit content and path; remove the image and index it again"
+        marked = [row for row in block if row["text"] == rows.FEATURES]
+        yield from (f"{_shown(row)}: {FEATURES_DAMAGED}" for row in self._damaged_features(marked))
 
     def compact(self) -> None:
         server = self._server
         with server.writing():
             server.change("delete", filter=f'{rows.of_kind(rows.FORGOTTEN)} and text < "{long_ago()}"')
+            if self._files is not None:
+                for block in rows.blocks(self._files.contents(), PAGE):
+                    self._files.remove(set(block) - {row["sha256"] for row in self._in_use(block)})
             now = structures.current(server)
             if (kind := structures.wanted(server, len(self), now.kind)) != now.kind:
                 self._change_structure(now, kind)

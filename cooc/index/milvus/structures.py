@@ -46,7 +46,11 @@ def build(server: Server, kind: str, dim: int) -> None:
     params = {
         "FLAT": {},
         "HNSW": {"M": 32, "efConstruction": 160},
-        "IVF_PQ": {"nlist": 2048, "m": _divisor(dim), "nbits": 8},  # lists of a segment, 250,000 vectors of 512 numbers
+        "IVF_PQ": {
+            "nlist": 2048,
+            "m": _divisor(dim),
+            "nbits": 8,
+        },  # lists of a segment, 250,000 vectors of 512 dimensions
         "DISKANN": {},
     }[kind]
     lite = server.address.lite
@@ -76,7 +80,7 @@ def replace(server: Server, kind: str, dim: int) -> None:
 
 def search_params(structure: Structure, fetch: int) -> dict[str, Any]:
     """For so many candidates. What is not measured yet gets 200: HNSW found all of the 10 nearest of 5000 random
-    vectors of 64 numbers with that, and 0.74 with 18."""
+    vectors of 64 dimensions with that, and 0.74 with 18."""
     kind, level = structure.kind, structure.effort or 200
     found = {
         "FLAT": {},
@@ -88,5 +92,5 @@ def search_params(structure: Structure, fetch: int) -> dict[str, Any]:
 
 
 def _divisor(dim: int) -> int:
-    """Sub-vectors of a product quantizer: as near to eight numbers each as divides the dimension."""
+    """Sub-vectors of a product quantizer: as near to eight dimensions each as divides the dimension."""
     return min((m for m in range(1, dim + 1) if dim % m == 0), key=lambda m: (abs(dim / 8 - m), m))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -18,20 +18,25 @@ from psycopg import sql
 
 from cooc.errors import CoocError, InputError, StoreError
 from cooc.index.copying import copy_to_folder
-from cooc.index.postgres import tables
+from cooc.index.postgres import features, tables
 from cooc.index.postgres.connections import Address, Connection, Server
 from cooc.index.postgres.nearest import Nearest, drop_old_graphs
 from cooc.index.postgres.tables import RECORD, WHOLE, checksum, decoded, encoded, matching, record, whole
 from cooc.index.store import (
+    FEATURES_DAMAGED,
     FORMAT,
     BadFile,
     Block,
+    Codes,
+    FeatureCount,
     Filter,
     Forgotten,
     Record,
     SearchResult,
     StoreMeta,
     Vectors,
+    check_codes,
+    check_engines,
     check_tags,
     check_vectors,
     damaged_vector,
@@ -41,6 +46,7 @@ from cooc.index.store import (
     now,
     path_bytes,
     path_text,
+    warn_of_damage,
 )
 
 log = logging.getLogger("cooc")
@@ -71,7 +77,9 @@ def create_store(address: str, meta: StoreMeta) -> PostgresStore:
             except (psycopg.errors.DuplicateSchema, psycopg.errors.UniqueViolation) as error:
                 text = f"There is an index at {where.shown} already: open it, or first DROP SCHEMA"
                 raise StoreError(f"{text} {where.schema} CASCADE.") from error
-            tables.make(connection, meta.dim, json.dumps(asdict(meta)))
+            tables.make(connection, meta.dim, meta.as_json())
+            if meta.features:
+                features.set_engines(connection, meta.features)
     finally:
         server.close()
     return PostgresStore(where, write=True)
@@ -115,29 +123,32 @@ class PostgresStore:
     def _read_meta(self) -> tuple[int, StoreMeta]:
         with self._server.explained(), self._server.connect() as connection:
             row = connection.execute("SELECT format, json FROM meta").fetchone()
+            engines = features.read_engines(connection)
         if row is None:
             raise self._server.missing()
         if row[0] > FORMAT:
             found = f"The index at {self.address.shown} has format {row[0]}"
             raise StoreError(f"{found}, and this cooc reads up to {FORMAT}: upgrade cooc.")
-        return row[0], StoreMeta(**json.loads(row[1]))
+        return row[0], replace(StoreMeta(**json.loads(row[1])), features=engines)
 
     def __len__(self) -> int:
         return self._read(tables.read_state).images
 
     # changes
 
-    def add(self, records: Sequence[Record], vectors: Vectors) -> None:
-        self.add_all([(records, vectors)])
+    def add(self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None) -> None:
+        self.add_all([Block(records, vectors, features)])
 
     def add_all(self, blocks: Iterable[Block]) -> int:
         return self._server.change(lambda connection: sum(self._add(connection, *block) for block in blocks))
 
-    def _add(self, connection: Connection, records: Sequence[Record], given: Vectors) -> int:
+    def _add(self, connection: Connection, records: Sequence[Record], given: Vectors, made: Codes | None = None) -> int:
         vectors = check_vectors(np.asarray(given), self.meta.dim)
         if len(records) != len(vectors):
             raise InputError(f"{len(records)} records came with {len(vectors)} vectors: one for each is needed.")
+        codes = check_codes(self.meta, records, made)
         latest = {path_bytes(one.path): row for row, one in enumerate(records)}
+        before = self._contents(connection, latest)
         chosen = [records[row] for row in latest.values()]
         had = tables.drop(connection, list(latest), remember=False)
         tagged, used = given_back(chosen, tables.recall(connection, {one.sha256 for one in chosen}))
@@ -148,11 +159,29 @@ class PostgresStore:
         tables.insert(connection, kept, data, [checksum(one) for one in data])
         tables.forget(connection, used)
         connection.execute("DELETE FROM bad WHERE path = ANY(%s)", (list(latest),))
+        if self.meta.features:
+            features.put(connection, {one.sha256: codes[one.sha256] for one in kept if one.sha256 in codes})
+            features.drop_unused(connection, before)
         return len(kept)
+
+    def _contents(self, connection: Connection, paths: Iterable[bytes]) -> list[bytes]:
+        """Of images whose features may be of no use after a change."""
+        if not self.meta.features:
+            return []
+        rows = connection.execute("SELECT sha256 FROM images WHERE path = ANY(%s)", (list(paths),), binary=True)
+        return [sha256 for (sha256,) in rows]
 
     def remove(self, paths: Iterable[str]) -> int:
         names = [path_bytes(path) for path in paths]
-        return self._server.change(lambda connection: len(tables.drop(connection, names, remember=True)))
+
+        def work(connection: Connection) -> int:
+            contents = self._contents(connection, names)
+            count = len(tables.drop(connection, names, remember=True))
+            if contents:
+                features.drop_unused(connection, contents)
+            return count
+
+        return self._server.change(work)
 
     def rename(self, moves: Mapping[str, str]) -> int:
         if len(set(moves.values())) < len(moves):
@@ -166,9 +195,12 @@ class PostgresStore:
                 binary=True,
             ).fetchall()
             moved = [replace(record(row[:-2]), path=wanted[row[0]]) for row in rows]
+            contents = self._contents(connection, [path_bytes(one.path) for one in moved])
             tables.drop(connection, [row[0] for row in rows], remember=False)
             tables.drop(connection, [path_bytes(one.path) for one in moved], remember=True)
             tables.insert(connection, moved, [row[-2] for row in rows], [row[-1] or checksum(row[-2]) for row in rows])
+            if contents:
+                features.drop_unused(connection, contents)
             return len(moved)
 
         return self._server.change(work)
@@ -215,6 +247,21 @@ class PostgresStore:
     def remember(self, tags: Iterable[Forgotten]) -> None:
         kept = list(tags)
         self._server.change(lambda connection: tables.keep(connection, kept))
+
+    def set_feature_engines(self, engines: str) -> None:
+        if check_engines(self.meta, engines):
+            self._server.change(lambda connection: features.set_engines(connection, engines))
+            self.meta = replace(self.meta, features=engines)
+
+    def set_features(self, codes: Mapping[str, bytes]) -> int:
+        def work(connection: Connection) -> int:
+            names = [id_bytes(name) for name in codes]
+            statement = f"SELECT {RECORD} FROM images WHERE id = ANY(%s)"
+            found = [record(row) for row in connection.execute(statement, (names,), binary=True)]
+            features.put(connection, check_codes(self.meta, found, [codes[one.id] for one in found]))
+            return len(found)
+
+        return self._server.change(work)
 
     def _count(self, statement: str, *values: object) -> int:
         return self._server.change(lambda connection: connection.execute(statement, values).rowcount)
@@ -277,6 +324,33 @@ class PostgresStore:
             raise damaged_vector(f"the index at {self.address.shown}", bad)
         return decoded([found[name][1] for name in names], self.meta.dim)
 
+    def features(self, ids: Sequence[str]) -> list[bytes | None]:
+        return self._read(lambda connection: self._features(connection, ids))
+
+    def _features(self, connection: Connection, ids: Sequence[str]) -> list[bytes | None]:
+        names = [id_bytes(name) for name in ids]
+        if not self.meta.features:
+            return [None] * len(names)
+        statement = "SELECT id, path, code, checksum FROM images JOIN features USING (sha256) WHERE id = ANY(%s)"
+        rows = connection.execute(statement, (list(set(names)),), binary=True).fetchall()
+        good = {name: code for name, _, code, kept in rows if features.checksum(code) == kept}
+        warn_of_damage(path_text(path) for name, path, *_ in rows if name not in good)
+        return [good.get(name) for name in names]
+
+    def without_features(self, *, check: bool = False) -> Iterator[Record]:
+        if not self.meta.features:
+            yield from self.records()
+            return
+        last = b""
+        while page := self._records(f"path > %s AND {features.HAS_NONE} ORDER BY path LIMIT %s", last, PAGE):
+            yield from page
+            last = path_bytes(page[-1].path)
+        if check:
+            yield from self._records(f"sha256 IN (SELECT sha256 FROM features WHERE {features.DAMAGED}) ORDER BY path")
+
+    def count_features(self) -> FeatureCount:
+        return self._read(features.count) if self.meta.features else FeatureCount(0, 0)
+
     def search(
         self, queries: Vectors, k: int, *, where: Filter | None = None, exact: bool | None = None
     ) -> SearchResult:
@@ -311,7 +385,9 @@ class PostgresStore:
                 for row in rows if len(good) < len(rows) else ():
                     if not whole(row[-2], row[-1]):
                         log.warning("%s is not copied: its vector is damaged.", _shown(row[0]))
-                yield [record(row[:-2]) for row in good], decoded([row[-2] for row in good], self.meta.dim)
+                records = [record(row[:-2]) for row in good]
+                codes = self._features(connection, [one.id for one in records])
+                yield Block(records, decoded([row[-2] for row in good], self.meta.dim), codes)
 
         with self._server.explained(), self._server.connect() as connection, connection.transaction():
             bad = _pages(lambda last: tables.bad_page(connection, last, PAGE))
@@ -346,12 +422,19 @@ class PostgresStore:
                 problems += [f"{_shown(path)}: {problem}" for (path,) in rows]
             lost = "SELECT id FROM vectors WHERE NOT EXISTS (SELECT FROM images WHERE images.id = vectors.id)"
             problems += [f"vectors: {name.hex()} belongs to no image" for (name,) in connection.execute(lost)]
+            if self.meta.features:
+                harmed = f"SELECT path FROM images JOIN features USING (sha256) WHERE {features.DAMAGED} ORDER BY path"
+                rows = connection.execute(harmed, binary=True)
+                problems += [f"{_shown(path)}: {FEATURES_DAMAGED}" for (path,) in rows]
             return problems
 
     def compact(self) -> None:
         self._count("DELETE FROM forgotten WHERE removed < %s", long_ago())
         self._server.change(self._nearest.renew_graph)
         self._server.change(drop_old_graphs)
+        if self.meta.features:
+            self._server.change(features.drop_unused)
+            self._server.vacuum(["features"])
         self._server.vacuum(["images", "vectors", "bad", "state", "forgotten"])
 
     def disk_bytes(self) -> int:

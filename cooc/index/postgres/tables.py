@@ -7,6 +7,7 @@
     bad         files that could not be described
     notes       small JSON values about the index
     forgotten   tags of what was removed, by content
+    features    local features, by content: see `features.py`
 
 A checksum is the first 8 bytes of the sha256 of the vector as it is sent, which server and client can both compute: who
 gets a vector checks it here, who looks for damage in all of them need not send them. Rows of an older cooc have none.
@@ -69,7 +70,7 @@ TYPES = ["bytea", "bytea", "int8", "int8", "bytea", "int4", "int4", "text", "tex
 WHOLE = "(checksum IS NULL OR checksum = substr(sha256(vector_send(vector)), 1, 8))"
 
 
-class State(NamedTuple):
+class Counts(NamedTuple):
     images: int
     effort: int  # hnsw.ef_search for 100 results; 0: there is no graph
     indexed: int  # images that there were when the graph was built
@@ -89,10 +90,10 @@ def upgrade(connection: Connection) -> None:
         connection.execute(UPGRADE)
 
 
-def read_state(connection: Connection) -> State:
+def read_state(connection: Connection) -> Counts:
     row = connection.execute("SELECT images, effort, indexed, removed FROM state").fetchone()
     assert row is not None
-    return State(*row)
+    return Counts(*row)
 
 
 # rows

@@ -1,0 +1,167 @@
+"""Searching, near duplicates, and why a picture was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any
+
+from fastapi import APIRouter, File, Form, Query, UploadFile
+
+from cooc.api.schemas import (
+    PREFIX,
+    BoxQuery,
+    ExplanationOut,
+    GroupsOut,
+    ImageId,
+    Limit,
+    Picture,
+    ResultsOut,
+    SearchOptions,
+    WhereQuery,
+    problems,
+)
+from cooc.api.services import Services, Shared
+from cooc.errors import InputError
+from cooc.explanation import explain
+from cooc.index.shortlist import NEAR_DUPLICATE
+from cooc.pictures.boxes import Box, parse_box
+from cooc.pictures.decode import Decoded
+from cooc.verification.agreement import Agreement
+
+__all__ = ["router"]
+
+COMPARED = 5000  # pictures that one request may compare with one another
+
+router = APIRouter(prefix=PREFIX, responses=problems())
+Asked = Annotated[SearchOptions, Query()]
+LeastSimilarity = Annotated[float, Query(ge=0.5, le=1, description="Least similarity.")]
+GroupSimilarity = Annotated[
+    float | None,
+    Query(ge=0.1, le=1, description="Least similarity of two: by default 0.8, or 0.15 where geometry decides."),
+]
+Upload = Annotated[UploadFile, File(description="A picture, of any common format.")]
+Uploads = Annotated[list[UploadFile], File(description="A picture, or several that are joined into one query.")]
+BoxForm = Annotated[str, Form(description="x0,y0,x1,y1: the part of the picture that is looked for.")]
+BoxForms = Annotated[list[str], Form(description="For each picture in turn x0,y0,x1,y1, or nothing for all of it.")]
+
+
+@router.post("/search", tags=["search"], responses=problems(400, 408, 413))
+async def search_by_upload(services: Shared, image: Uploads, options: Asked, box: BoxForms = []) -> ResultsOut:  # noqa: B006
+    """The pictures most similar to one picture, to the part of it in a box, or to several joined."""
+    if len(image) > services.settings.upload_images:
+        raise InputError(f"At most {services.settings.upload_images} pictures can be joined, not {len(image)}.")
+    if len(box) > len(image):
+        raise InputError(f"{len(image)} pictures came with {len(box)} boxes.")
+    boxes = [parse_box(text) if text else None for text in box] + [None] * (len(image) - len(box))
+    pictures = [await services.decode_sent(await one.read(), part) for one, part in zip(image, boxes, strict=True)]
+    return await services.describing.run(partial(_search, services, options, image=pictures, box=boxes))
+
+
+@router.get("/images/{id}/similar", tags=["search"], responses=problems(404))
+async def search_by_id(services: Shared, id: ImageId, options: Asked, box: BoxQuery = None) -> ResultsOut:
+    """The same for a picture of the index, or for a part of it; it is not among the results itself."""
+    if box:
+        part = parse_box(box)
+        picture = await services.decode_own(id, part)
+        return await services.describing.run(partial(_search, services, options, image=picture, box=part, without=id))
+
+    def work() -> ResultsOut:
+        services.pictures.record(id)
+        return _search(services, options, id=id)
+
+    return await services.searching.run(work)
+
+
+def _search(
+    services: Services, options: SearchOptions, *, image: Any = None, box: Any = None, id: str = "", without: str = ""
+) -> ResultsOut:
+    settings: dict[str, Any] = {
+        "k": options.k,
+        "offset": options.offset,
+        "expand": options.expand,
+        "rerank": options.rerank,
+        "augment": options.augment,
+        "where": options.filter(),
+        "min_score": options.min_score,
+        "verify": options.verify,
+    }
+    if id:
+        return ResultsOut.of(services.search.search_id(id, **settings), options)
+    return ResultsOut.of(services.search.search(image, box, without=without, **settings), options)
+
+
+@router.get("/images/{id}/near-duplicates", tags=["search"], responses=problems(404))
+async def near_duplicates_of(
+    services: Shared, id: ImageId, threshold: LeastSimilarity = NEAR_DUPLICATE, k: Limit = 50
+) -> ResultsOut:
+    """Pictures that are almost the same as this one."""
+    options = SearchOptions(k=k, min_score=threshold, verify=False)
+
+    def work() -> ResultsOut:
+        services.pictures.record(id)
+        return _search(services, options, id=id)
+
+    return await services.searching.run(work)
+
+
+@router.get("/near-duplicates", tags=["search"])
+async def near_duplicates(
+    services: Shared, where: WhereQuery, threshold: GroupSimilarity = None, limit: Limit = 50
+) -> GroupsOut:
+    """Groups of copies in a part of the collection that is not large: a folder, a month.
+
+    Where the index has local features, geometry tells copies from other views of the same thing.
+    """
+    chosen = where.filter()
+
+    def work() -> GroupsOut:
+        count = sum(1 for _ in services.search.store.records(chosen, limit=COMPARED + 1))
+        if count > COMPARED:
+            raise InputError(f"More than {COMPARED} pictures: choose a folder or a time, or use `cooc duplicates`.")
+        groups = services.search.duplicates(threshold, where=chosen)
+        found = [[Picture.of(record) for record in group] for group in islice(groups, limit + 1)]
+        return GroupsOut(groups=found[:limit], complete=len(found) <= limit)
+
+    return await services.searching.run(work)
+
+
+# Why
+
+
+@router.post("/images/{id}/explanation", tags=["explanation"], responses=problems(400, 404, 408, 413))
+async def explain_upload(services: Shared, id: ImageId, image: Upload, box: BoxForm = "") -> ExplanationOut:
+    """Why this picture is similar to an uploaded one: the score as a sum over positions, and points that agree."""
+    part = parse_box(box) if box else None
+    query = await services.decode_sent(await image.read(), part)
+    return await _explain(services, query, part, id, partial(services.search.agreement, id, image=query, box=part))
+
+
+@router.get("/images/{id}/explanation", tags=["explanation"], responses=problems(404))
+async def explain_id(
+    services: Shared,
+    id: ImageId,
+    query: Annotated[str, Query(pattern=r"^[0-9a-f]{32}$", description="The picture that was searched for.")],
+    box: BoxQuery = None,
+) -> ExplanationOut:
+    """Why this picture is similar to another one of the index, or to a part of it."""
+    part = parse_box(box) if box else None
+    picture = await services.decode_own(query, part)
+    if part is None:
+        agreement = partial(services.search.agreement, id, query_id=query)  # as kept in the index, and as searched with
+    else:
+        agreement = partial(services.search.agreement, id, image=picture, box=part)
+    return await _explain(services, picture, part, id, agreement)
+
+
+async def _explain(
+    services: Services, query: Decoded, box: Box | None, id: str, agreement: Callable[[], Agreement | None]
+) -> ExplanationOut:
+    match = await services.decode_own(id)
+
+    def work() -> ExplanationOut:
+        why = explain(services.search.descriptor, query, match, query_box=box)
+        return ExplanationOut.of(why, agreement())
+
+    return await services.describing.run(work)

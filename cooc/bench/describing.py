@@ -1,0 +1,156 @@
+"""Raw vectors of many recipes at once: one network, one pass over the pictures, kept by recipe and picture.
+
+A picture is decoded and goes through the network once for each scale, whatever the number of poolings. A run that was
+stopped goes on where it was, and datasets that share pictures share the work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cooc.activations import resolve_device
+from cooc.descriptor import NOT_FINITE, Descriptor, load_backbone, rescale
+from cooc.errors import CoocError, DatasetError, InputError
+from cooc.files import replacing
+from cooc.pictures.batches import Item
+from cooc.recipes import Recipe
+from cooc.stream import download, stream, upload
+from cooc.verification.rounds import TOP
+
+__all__ = ["BenchOptions", "item_key", "raw_vectors"]
+
+Vectors = NDArray[np.float32]
+PART = 512  # pictures in one part of the cache
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """How to run. `whitening_set`: pictures to fit the whitening on; without them the recipe's own is used."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    workers: int | None = None
+    cache: Path = Path(".cooc/bench")
+    expansions: tuple[str, ...] = ("none", "average-10", "alpha-10")
+    whitening_set: tuple[Path, ...] = ()
+    whitening_size: int = 640
+    whitening_shrinkage: float = 0.0  # share of the mean variance that is added to every variance
+    whitening_each_scale: bool = False  # fit on the vectors of every scale by itself: so many times more samples
+    whitening_exponent: float = 0.5  # 0.5 whitens, 0 only turns; see cooc.whitening
+    whitening_name: str = ""
+    verify: tuple[str, ...] = ()  # engines of geometric verification, "sift+xfeat" for several at once
+    top: int = TOP  # pictures verified in a round
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None
+
+
+def raw_vectors(
+    items: Sequence[Item], recipes: Sequence[Recipe], options: BenchOptions, what: str = "", size: int | None = None
+) -> dict[str, Vectors]:
+    """pooling_hash -> (N, D) unit vectors before whitening, for recipes that share network, layer and image size."""
+    size = size or recipes[0].config.size
+    caches = {r.config.pooling_hash: _Cache(options.cache / f"{r.config.pooling_hash}-{size}") for r in recipes}
+    keys = [item_key(item) for item in items]
+    todo: dict[str, Item] = {}
+    for key, item in zip(keys, items, strict=True):
+        if any(key not in cache for cache in caches.values()):
+            todo.setdefault(key, item)
+    finished: dict[str, list[Vectors]] = {}
+
+    def keep() -> None:
+        for i, cache in enumerate(caches.values()):
+            cache.add(list(finished), np.stack([vectors[i] for vectors in finished.values()]))
+        finished.clear()
+
+    for done, (key, vectors) in enumerate(_describe(todo, recipes, size, options) if todo else (), start=1):
+        finished[key] = vectors
+        if len(finished) == PART or done == len(todo):
+            keep()
+            options.progress(what, done, len(todo))
+    return {pooling: cache.get(keys) for pooling, cache in caches.items()}
+
+
+class _Cache:
+    """Raw vectors of one recipe at one image size: a folder of parts, each written whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: dict[str, tuple[int, int]] = {}  # key -> part, row
+        self.parts: list[Vectors] = []
+        for file in sorted(folder.glob("*.npz")):
+            with np.load(file) as part:
+                self._take(part["keys"].tolist(), part["vectors"])
+
+    def _take(self, keys: Sequence[str], vectors: Vectors) -> None:
+        self.rows.update({key: (len(self.parts), row) for row, key in enumerate(keys)})
+        self.parts.append(vectors)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.rows
+
+    def add(self, keys: Sequence[str], vectors: Vectors) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / f"{hashlib.sha256(''.join(keys).encode()).hexdigest()[:20]}.npz"
+        with replacing(file) as out:
+            np.savez(out, keys=np.array(keys), vectors=vectors)
+        self._take(keys, vectors)
+
+    def get(self, keys: Sequence[str]) -> Vectors:
+        return np.stack([self.parts[part][row] for part, row in (self.rows[key] for key in keys)])
+
+
+def item_key(item: Item) -> str:
+    """A picture by its file name and size, and the box: enough to tell the pictures of a benchmark apart."""
+    path = Path(str(item.picture))
+    text = f"{path.parent.name}/{path.name} {path.stat().st_size} {item.box}"
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+class _Shared:
+    """One network, many poolings: (B, 3, H, W) -> the vectors of every recipe."""
+
+    def __init__(self, recipes: list[Recipe], options: BenchOptions) -> None:
+        self.recipes = recipes
+        device = resolve_device(options.device)
+        self.device = device
+        config = recipes[0].config.replace(dtype=options.dtype)
+        self.backbone = load_backbone(config, device)
+        self.descriptors = [
+            Descriptor(r.config.replace(whitening="", dim=0), device=str(device), backbone=self.backbone)
+            for r in recipes
+        ]
+        self.scales = sorted({scale for recipe in recipes for scale in recipe.config.scales}, reverse=True)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Callable[[], list[list[Vectors]]]:
+        images = upload(images, self.device)
+        found: list[list[Tensor]] = [[] for _ in self.descriptors]
+        for scale in self.scales:
+            A = self.backbone(rescale(images, scale, self.backbone.stride))
+            for vectors, descriptor in zip(found, self.descriptors, strict=True):
+                if scale in descriptor.config.scales:
+                    vectors.append(descriptor.pooler(A))
+        waits = [download(d.combine(v).float()) for d, v in zip(self.descriptors, found, strict=True)]
+        return lambda: [list(of_one) for of_one in zip(*(wait() for wait in waits), strict=True)]
+
+
+def _describe(
+    todo: dict[str, Item], recipes: Sequence[Recipe], size: int, options: BenchOptions
+) -> Iterator[tuple[str, list[Vectors]]]:
+    """Each picture's key and its vector for every recipe, in the order in which they get done."""
+    describe = _Shared(list(recipes), options)
+    items = (Item(key, item.picture, item.box) for key, item in todo.items())
+    least, workers = describe.backbone.stride, options.workers
+    for item, found in stream(items, describe, device=describe.device, size=size, min_side=least, workers=workers):
+        if isinstance(found, CoocError):
+            raise DatasetError(f"A benchmark needs all of its pictures. {found}") from found
+        if not all(np.isfinite(vector).all() for vector in found):
+            raise InputError(NOT_FINITE)
+        yield item.key, found

@@ -1,0 +1,107 @@
+"""Local features of an index on Milvus: files in a folder or an object store, one for each content.
+
+Milvus holds all its fields in memory, and texts of 64 kB at most, so codes lie elsewhere: where the index's address
+says (`?features=s3://bucket/prefix` or a folder that all machines see; beside the file, for milvus-lite), below the
+name of the index. A file is written before the row that says that it is there, and holds a checksum before the code.
+Whatever is cut short leaves a file that no row speaks of, which is written again, or removed by compacting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from uuid import uuid4
+
+from cooc.errors import InputError, StoreError
+from cooc.index.milvus.address import Address
+
+CHECK = 8  # bytes of the checksum
+READ = 64  # codes read at once
+
+
+def place(where: Address, kept: str = "") -> str:
+    """Where the features of an index lie: what its address says, else what was kept of that; empty for nowhere."""
+    if where.features:
+        return "/".join(filter(None, [where.features.rstrip("/"), where.database, where.name]))
+    return kept or (f"{where.uri}.features/{where.name}" if where.lite else "")
+
+
+def nowhere(where: Address) -> InputError:
+    joint = "&" if "?" in where.shown else "?"
+    return InputError(
+        f"An index on Milvus keeps local features as files: say where they are to lie, in a bucket or a folder that "
+        f"all machines see. --index '{where.shown}{joint}features=s3://BUCKET/PREFIX'"
+    )
+
+
+class FeatureFiles:
+    """Codes by content (sha256)."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # comes with torch; the stores' own packages do not
+
+        self.url = url
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise InputError(
+                f"Local features in {url!r} cannot be reached ({error}). For buckets: pip install 'cooc[cloud]'"
+            ) from error
+        self._local = "file" in self._files.protocol
+
+    def _path(self, sha256: str) -> str:
+        return f"{self._root}/{sha256[:2]}/{sha256}"
+
+    def write(self, codes: Mapping[str, bytes]) -> None:
+        with self._explained():
+            for sha256, code in codes.items():
+                path, data = self._path(sha256), _checksum(code) + code
+                if not self._local:  # an object appears when it is complete
+                    self._files.pipe_file(path, data)
+                    continue
+                self._files.makedirs(self._files._parent(path), exist_ok=True)
+                new = f"{path}.{uuid4().hex}"
+                self._files.pipe_file(new, data)
+                self._files.mv(new, path)
+
+    def read(self, contents: Iterable[str]) -> dict[str, bytes | None]:
+        """None where a file is gone or not what was written. One that cannot be reached is an error."""
+        wanted, found = list(dict.fromkeys(contents)), dict[str, bytes | None]()
+        for start in range(0, len(wanted), READ):
+            paths = {self._files._strip_protocol(self._path(one)): one for one in wanted[start : start + READ]}
+            with self._explained():
+                for path, data in self._files.cat(list(paths), on_error="return").items():
+                    if isinstance(data, Exception) and not isinstance(data, FileNotFoundError):
+                        raise data
+                    good = isinstance(data, bytes) and data[:CHECK] == _checksum(data[CHECK:])
+                    found[paths[path]] = data[CHECK:] if good else None
+        return found
+
+    def remove(self, contents: Iterable[str]) -> None:
+        with self._explained():
+            for sha256 in contents:
+                with suppress(FileNotFoundError):
+                    self._files.rm_file(self._path(sha256))
+
+    def contents(self) -> Iterator[str]:
+        """All that are there."""
+        with self._explained():
+            for number in range(256):
+                folder = f"{self._root}/{number:02x}"
+                with suppress(FileNotFoundError):
+                    yield from (name.rpartition("/")[2] for name in self._files.ls(folder, detail=False))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # every store has errors of its own
+            raise StoreError(
+                f"Local features in {self.url} could not be read or written ({type(error).__name__}: {error}). Nothing "
+                "is lost: see that the place can be reached, and try again."
+            ) from error
+
+
+def _checksum(code: bytes) -> bytes:
+    return hashlib.sha256(code).digest()[:CHECK]

@@ -1,0 +1,67 @@
+"""Local features in PostgreSQL: a table of codes, by content, that is there when the index keeps any.
+
+It is no part of the format, as in the embedded engine (`cooc.index.embedded.features`). Codes are dense, so they are
+stored as they are (EXTERNAL): the server does not try to compress them, and tells their length without reading them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from cooc.index.postgres.connections import Connection
+from cooc.index.store import FeatureCount
+
+TABLES = """
+CREATE TABLE features (sha256 bytea PRIMARY KEY, code bytea NOT NULL, checksum bytea NOT NULL);
+ALTER TABLE features ALTER code SET STORAGE EXTERNAL;
+CREATE TABLE feature_engines (names text NOT NULL);
+"""
+HAS_NONE = "NOT EXISTS (SELECT FROM features WHERE features.sha256 = images.sha256)"
+UNUSED = "NOT EXISTS (SELECT FROM images WHERE images.sha256 = features.sha256)"
+DAMAGED = "checksum <> substr(sha256(code), 1, 8)"  # by the server, which need not send the code for that
+
+
+def read_engines(connection: Connection) -> str:
+    """Of the features that are kept; empty where none are."""
+    if connection.execute("SELECT to_regclass('feature_engines')").fetchone() == (None,):
+        return ""
+    row = connection.execute("SELECT names FROM feature_engines").fetchone()
+    return str(row[0]) if row else ""
+
+
+def set_engines(connection: Connection, engines: str) -> None:
+    connection.execute(TABLES)
+    connection.execute("INSERT INTO feature_engines VALUES (%s)", (engines,))
+
+
+def put(connection: Connection, codes: Mapping[str, bytes]) -> None:
+    """By content, sha256 -> code."""
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO features VALUES (%b, %b, %b) ON CONFLICT (sha256)"
+            " DO UPDATE SET code = excluded.code, checksum = excluded.checksum",
+            [(bytes.fromhex(sha256), code, checksum(code)) for sha256, code in codes.items()],
+        )
+
+
+def checksum(code: bytes) -> bytes:
+    return hashlib.sha256(code).digest()[:8]
+
+
+def drop_unused(connection: Connection, contents: Iterable[bytes] | None = None) -> None:
+    """Of these contents, or of all: what belongs to no image any more."""
+    if contents is None:
+        connection.execute(f"DELETE FROM features WHERE {UNUSED}")
+    else:
+        connection.execute(f"DELETE FROM features WHERE sha256 = ANY(%s) AND {UNUSED}", (list(set(contents)),))
+
+
+def count(connection: Connection) -> FeatureCount:
+    query = (
+        f"SELECT (SELECT count(*) FROM images WHERE NOT {HAS_NONE}),"
+        " (SELECT coalesce(sum(octet_length(code)), 0)::int8 FROM features)"
+    )
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return FeatureCount(*row)

@@ -1,0 +1,91 @@
+"""What two pictures agree on: the result of verification, as plain numbers and arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+
+from cooc.verification.features import LocalFeatures
+from cooc.verification.transforms import Matrix, Points
+
+__all__ = ["Agreement", "no_agreement"]
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What two pictures agree on; `inliers` 0 and empty arrays where that is nothing."""
+
+    engine: str
+    inliers: int  # matches that agree with the transform
+    strength: float  # inliers, weighted so that those of different engines compare
+    tentative: int  # matches before geometry
+    support: int  # features of the picture at whose place the query looks alike
+    cells: int  # of 12 x 12 over what both pictures show, those with support
+    spread: float  # how evenly it is spread over that: 1 as chance would, near 0 in one spot
+    transform: Matrix  # (3, 3), query -> picture
+    query_points: Points  # (inliers, 2), in full-size pixels of each picture
+    picture_points: Points
+    query_region: Points  # (K, 2): the inliers' convex hull
+    picture_region: Points
+    query_size: tuple[int, int]
+    picture_size: tuple[int, int]
+
+    @property
+    def query_box(self) -> Box | None:
+        return _box(self.query_region)
+
+    @property
+    def picture_box(self) -> Box | None:
+        return _box(self.picture_region)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs: numbers and lists, rounded to a tenth of a pixel."""
+        return {
+            "engine": self.engine,
+            "inliers": self.inliers,
+            "transform": self.transform.tolist(),
+            "query": _side(self.query_region, self.query_box, self.query_size),
+            "picture": _side(self.picture_region, self.picture_box, self.picture_size),
+        }
+
+    def pairs(self, most: int) -> list[tuple[float, float, float, float]]:
+        """x and y in the query, x and y in the picture, of at most so many of the points that agree."""
+        rows = np.unique(np.linspace(0, self.inliers - 1, min(self.inliers, most)).round().astype(np.int64))
+        both = np.hstack([self.query_points, self.picture_points])[rows]
+        return [(x, y, u, v) for x, y, u, v in both.round(1).tolist()]
+
+    @property
+    def query_share(self) -> float:
+        """Of the query's area, how much its region covers (0..1)."""
+        return _area(self.query_region) / (self.query_size[0] * self.query_size[1])
+
+    @property
+    def picture_share(self) -> float:
+        return _area(self.picture_region) / (self.picture_size[0] * self.picture_size[1])
+
+
+def no_agreement(query: LocalFeatures, picture: LocalFeatures | None = None, tentative: int = 0) -> Agreement:
+    none = np.zeros((0, 2), np.float32)
+    size = picture.size if picture else (1, 1)
+    return Agreement(query.engine, 0, 0.0, tentative, 0, 0, 0.0, np.eye(3), none, none, none, none, query.size, size)
+
+
+def _side(region: Points, box: Box | None, size: tuple[int, int]) -> dict[str, Any]:
+    corners = [[round(x, 1), round(y, 1)] for x, y in region.tolist()]
+    return {"region": corners, "box": box and [round(n, 1) for n in box], "size": list(size)}
+
+
+def _box(region: Points) -> Box | None:
+    if not len(region):
+        return None
+    (x0, y0), (x1, y1) = region.min(0).tolist(), region.max(0).tolist()
+    return x0, y0, x1, y1
+
+
+def _area(region: Points) -> float:
+    return float(cv2.contourArea(region)) if len(region) > 2 else 0.0

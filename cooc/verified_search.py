@@ -1,0 +1,133 @@
+"""Matches that geometry proves: the shortlist of an index, verified in rounds (`cooc.verification.rounds`).
+
+    results = find_verified(store, query, [extract("sift", pixels)], options)
+    results.matches[0].agreement.inliers        # points of both pictures that agree on one geometry
+
+What is verified leads, with the probability that it shows the same thing; what follows is merely similar. Only the
+shortlist and the neighbours of what is verified are looked at: the cost does not grow with the collection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cooc.index.shortlist import Match, Options, Results, find_matches, still_there
+from cooc.index.store import Store, Vectors
+from cooc.verification.agreement import Agreement
+from cooc.verification.features import LocalFeatures, unpack
+from cooc.verification.probability import PROVEN, same_thing
+from cooc.verification.rounds import SHORTLIST, TOP, rounds
+from cooc.verification.verifier import verify
+
+__all__ = ["Features", "find_verified", "verify_pictures"]
+
+Features = tuple[LocalFeatures, ...]  # of one picture, by one engine or more
+Numbers = NDArray[np.int64]
+
+
+def find_verified(
+    store: Store,
+    query: NDArray[np.float32],
+    asked: Sequence[Features],
+    options: Options,
+    *,
+    without: str | None = None,
+    device: str | None = None,
+    started: float | None = None,
+) -> Results:
+    """The best matches of a unit vector (D,) and the local features of the pictures that it was made of.
+
+    `device` names a GPU that compares the features; None is the CPU.
+    """
+    started = time.monotonic() if started is None else started
+    wanted = options.offset + options.k
+    every = replace(options, k=max(SHORTLIST, wanted), offset=0, min_score=None)
+    shortlist = find_matches(store, query, every, without=without)
+    seen = _Seen(store, query, without)
+    first = seen.numbers(match.id for match in shortlist.matches)
+    agreements: dict[int, tuple[Agreement, int]] = {}
+
+    def look(numbers: Numbers) -> list[Agreement]:
+        found = verify_pictures(store, asked, [seen.names[n] for n in numbers.tolist()], device)
+        agreements.update(zip(numbers.tolist(), found, strict=True))
+        return [agreement for agreement, _ in found]
+
+    def nearest(vectors: Vectors, k: int) -> Numbers:
+        rows = store.search(vectors, k, where=options.where).ids
+        known = dict(
+            zip(names := list(dict.fromkeys(n for row in rows for n in row)), seen.numbers(names), strict=True)
+        )
+        return np.array([[known[name] for name in row] + [-1] * (k - len(row)) for row in rows])
+
+    if not len(first):
+        return replace(shortlist, matches=[], no_match=True, seconds=time.monotonic() - started, checked=True)
+    ranking = rounds(
+        first[:SHORTLIST],
+        seen.cosines(first[:SHORTLIST]),
+        vectors=seen.rows,
+        verify=look,
+        nearest=nearest,
+        top=TOP,
+    )
+    order = list(dict.fromkeys([*ranking.ids.tolist(), *first.tolist()]))
+    records = store.get([seen.names[n] for n in order])
+    scores = seen.cosines(np.array(order)).tolist()
+    matches = []
+    for number, score, record in zip(order, scores, records, strict=True):
+        if record is None:  # removed by another process
+            continue
+        agreement, which = agreements.get(number, (None, 0))
+        chance = same_thing(agreement) if agreement is not None and agreement.inliers else None
+        proven = chance is not None and chance >= PROVEN
+        if proven or options.min_score is None or score >= options.min_score:
+            shown = (agreement, chance) if proven else (None, None)
+            matches.append(Match(record.id, record.path, score, shown[1], record, False, proven, shown[0], which))
+    matches.sort(key=lambda match: -(match.probability or 0.0))  # stable: what is not proven stays in its order
+    proof = any(match.verified for match in matches)
+    return Results(matches[options.offset : wanted], not proof, query, time.monotonic() - started, checked=True)
+
+
+def verify_pictures(
+    store: Store, asked: Sequence[Features], ids: Sequence[str], device: str | None = None
+) -> list[tuple[Agreement, int]]:
+    """For each picture of the index its strongest agreement, and with which of the pictures that were asked for."""
+    codes = store.features(ids)
+    pictures = [unpack(code) if code is not None else () for code in codes]
+    found = [verify(features, pictures, device=device) for features in asked]
+    best = [max(range(len(asked)), key=lambda which: found[which][n].strength) for n in range(len(ids))]
+    return [(found[which][n], which) for n, which in enumerate(best)]
+
+
+class _Seen:
+    """The pictures that a search has met, by numbers, with their vectors."""
+
+    def __init__(self, store: Store, query: NDArray[np.float32], without: str | None) -> None:
+        self.store, self.query, self.without = store, query, without
+        self.names: list[str] = []
+        self.place: dict[str, int] = {}
+        self.blocks: list[Vectors] = []
+
+    def numbers(self, ids: Iterable[str]) -> Numbers:
+        """-1 for the query's own picture, and for what another process has removed or damage has spoiled."""
+        wanted = list(ids)
+        new = [name for name in dict.fromkeys(wanted) if name not in self.place and name != self.without]
+        if new:
+            there, vectors = still_there(self.store, new)
+            for name in there:
+                self.place[name] = len(self.names)
+                self.names.append(name)
+            self.blocks.append(vectors)
+        return np.array([self.place.get(name, -1) for name in wanted], np.int64)
+
+    def rows(self, numbers: Numbers) -> Vectors:
+        if len(self.blocks) > 1:
+            self.blocks = [np.concatenate(self.blocks)]
+        return self.blocks[0][numbers]
+
+    def cosines(self, numbers: Numbers) -> NDArray[np.float32]:
+        return self.rows(numbers) @ self.query

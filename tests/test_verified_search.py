@@ -1,0 +1,208 @@
+"""Searches that are verified: real SIFT features of photographs seen from elsewhere, in a real index."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cooc.errors import InputError
+from cooc.image_search import ImageSearch
+from cooc.index.store import Filter
+from cooc.verification.transforms import project
+from tests.tiny import RECIPE, descriptor, write_photos
+from tests.verification.pictures import PHOTOS, SLANTED, photo, turned, warp
+
+VIEWS = {
+    "near": turned(12, 0.8, (200, 150), (40, 30)),
+    "slanted": SLANTED,
+    "far": turned(-20, 0.55, (250, 200), (20, 60)),
+}
+ASKED = turned(7, 0.7, (220, 180), (30, 10))  # a view that is not in the index
+SIZE = (600, 560)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three views of each photograph, and smooth pictures in which SIFT finds nothing; with their index."""
+    root = tmp_path_factory.mktemp("verified")
+    for name in PHOTOS:
+        (root / name).mkdir()
+        for view, transform in VIEWS.items():
+            Image.fromarray(warp(photo(name), transform, SIZE)).save(root / name / f"{view}.png")
+    write_photos(root / "smooth", 14)
+    with ImageSearch.create(root / ".cooc", recipe=RECIPE, descriptor=descriptor()) as search:
+        search.index([root], workers=0)
+        assert search.status().with_features == 3 * len(PHOTOS) + 14
+    return root
+
+
+@pytest.fixture(scope="module")
+def search(photos: Path) -> Iterator[ImageSearch]:
+    with ImageSearch.open(photos / ".cooc", descriptor=descriptor()) as search:
+        yield search
+
+
+def asked(name: str) -> np.ndarray:
+    return warp(photo(name), ASKED, SIZE)
+
+
+def things(matches: list[Any]) -> list[str]:
+    return [match.path.partition("/")[0] for match in matches]
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+def test_what_is_verified_leads(search: ImageSearch, name: str) -> None:
+    """The three views lead, each with the transform that its picture was made by; all others are merely similar."""
+    results = search.search(asked(name), k=26)
+    assert results.checked
+    assert not results.no_match
+    first, rest = results.matches[:3], results.matches[3:]
+    assert things(first) == [name] * 3
+    corners = np.array([[150, 120], [400, 120], [400, 350], [150, 350]], np.float32)
+    for match in first:
+        assert match.verified
+        assert match.probability is not None
+        assert match.probability >= 0.5
+        assert match.agreement is not None
+        assert match.agreement.picture_size == SIZE
+        known = VIEWS[Path(match.path).stem] @ np.linalg.inv(ASKED)
+        found = project(match.agreement.transform, corners)
+        assert np.abs(found - project(known, corners)).max() < 4
+    assert [match.probability for match in first] == sorted((m.probability or 0 for m in first), reverse=True)
+    assert len(rest) == 23
+    assert all((m.verified, m.agreement, m.probability) == (False, None, None) for m in rest)
+
+
+def test_a_box_is_what_is_looked_for(search: ImageSearch) -> None:
+    """Two photographs in one picture: the region lies in the box, in pixels of the whole picture."""
+    both = np.concatenate([asked("cat"), asked("coffee")], axis=1)
+    for name, box in (("cat", (0, 0, SIZE[0], SIZE[1])), ("coffee", (SIZE[0], 0, 2 * SIZE[0], SIZE[1]))):
+        matches = search.search(both, box, k=5).matches
+        assert [match.path.partition("/")[0] for match in matches if match.verified] == [name] * 3
+        agreement = matches[0].agreement
+        assert agreement is not None
+        assert agreement.query_box is not None
+        assert box[0] <= agreement.query_box[0] < agreement.query_box[2] <= box[2]
+    whole = search.search(both, k=6).matches
+    assert {match.path.partition("/")[0] for match in whole if match.verified} == {"cat", "coffee"}
+
+
+def test_each_match_names_the_picture_it_agrees_with(search: ImageSearch) -> None:
+    matches = search.search([asked("rocket"), asked("astronaut")], k=6).matches
+    assert all(match.verified for match in matches)
+    assert {(match.path.partition("/")[0], match.query) for match in matches} == {("rocket", 0), ("astronaut", 1)}
+
+
+def test_filters(search: ImageSearch) -> None:
+    inside = search.search(asked("cat"), where=Filter(prefix="cat"))
+    assert [match.verified for match in inside.matches] == [True] * 3
+    outside = search.search(asked("cat"), k=30, where=Filter(prefix="smooth"))
+    assert things(outside.matches) == ["smooth"] * 14
+    assert outside.no_match
+
+
+def test_pages_follow_one_another(search: ImageSearch) -> None:
+    whole = search.search(asked("coffee"), k=26).matches
+    pages = [search.search(asked("coffee"), k=4, offset=offset).matches for offset in range(0, 28, 4)]
+    assert [match.id for page in pages for match in page] == [match.id for match in whole]
+    assert len({match.id for match in whole}) == 26
+    late = search.search(asked("coffee"), k=4, offset=8)
+    assert not late.no_match  # there is one, on the first page
+
+
+def test_least_score_is_for_what_is_not_verified(search: ImageSearch) -> None:
+    """Geometry proves more than a vector: what is verified stays."""
+    matches = search.search(asked("coffee"), k=26, min_score=0.99999).matches
+    assert things(matches) == ["coffee"] * 3
+    assert all(match.verified for match in matches)
+
+
+def test_a_picture_of_the_index(search: ImageSearch) -> None:
+    by_path = {record.path: record.id for record in search.store.records()}
+    id = by_path["rocket/near.png"]
+    results = search.search_id(id, k=25)
+    assert sorted(match.path for match in results.matches[:2]) == ["rocket/far.png", "rocket/slanted.png"]
+    assert [match.verified for match in results.matches] == [True] * 2 + [False] * 23
+    part = search.search_id(id, k=2, box=(60, 60, 420, 380))
+    assert sorted(match.path for match in part.matches) == ["rocket/far.png", "rocket/slanted.png"]
+    for match in results.matches[:2]:  # the same numbers, asked for one pair
+        agreement = search.agreement(match.id, query_id=id)
+        assert agreement is not None
+        assert match.agreement is not None
+        assert agreement.inliers == match.agreement.inliers
+    apart = search.agreement(by_path["cat/near.png"], query_id=id)
+    assert apart is not None
+    assert apart.inliers < 8
+
+
+def test_nothing_verified_is_no_match(search: ImageSearch) -> None:
+    other = np.asarray(Image.effect_noise((500, 400), 60).convert("RGB"))
+    results = search.search(other, k=26)
+    assert results.checked
+    assert results.no_match
+    assert len(results.matches) == 26
+    assert not any(match.verified for match in results.matches)
+
+
+def test_a_query_without_texture(search: ImageSearch, photos: Path) -> None:
+    """Nothing can be verified, and nothing is claimed; the nearest are still shown."""
+    results = search.search(photos / "smooth/00.jpg", k=5)
+    assert results.matches[0].path == "smooth/00.jpg"
+    assert results.checked
+    assert results.no_match
+    assert not results.matches[0].verified
+
+
+def test_without_verification_vectors_decide(search: ImageSearch, tmp_path: Path) -> None:
+    results = search.search(asked("cat"), k=26, verify=False)
+    vectors = search.vectors([match.id for match in results.matches])
+    scores = vectors @ results.query_vector
+    assert (np.diff(scores) <= 1e-6).all()
+    assert not results.checked
+    assert not any(match.verified for match in results.matches)
+    write_photos(tmp_path, 3)
+    with ImageSearch.create(tmp_path / ".cooc", recipe=RECIPE, features="", descriptor=descriptor()) as plain:
+        plain.index([tmp_path], workers=0)
+        assert not plain.search(tmp_path / "00.jpg").checked
+        assert plain.agreement(next(plain.store.records()).id, image=tmp_path / "00.jpg") is None
+        with pytest.raises(InputError, match="cooc index --verify sift"):
+            plain.search(tmp_path / "00.jpg", verify=True)
+
+
+def test_pictures_that_have_no_features_yet(photos: Path, tmp_path: Path) -> None:
+    """An index that got its features later, and not of all: those without are merely similar."""
+    root = tmp_path / "some"
+    shutil.copytree(photos / "cat", root)
+    with ImageSearch.create(root / ".cooc", recipe=RECIPE, features="", descriptor=descriptor()) as search:
+        search.index([root], workers=0)
+        search.keep_features("sift")
+        results = search.search(asked("cat"))
+        assert [match.verified for match in results.matches] == [False] * 3
+        assert results.no_match
+        search.index([root], workers=0)
+        assert [match.verified for match in search.search(asked("cat")).matches] == [True] * 3
+
+
+def test_removed_by_another_process(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the shortlist and the verification a picture goes: the others are found all the same."""
+    root = tmp_path / "copy"
+    shutil.copytree(photos / "cat", root)
+    with ImageSearch.create(root / ".cooc", recipe=RECIPE, descriptor=descriptor()) as writer:
+        writer.index([root], workers=0)
+        with ImageSearch.open(root / ".cooc", descriptor=descriptor()) as reader:
+            features = reader.store.features
+
+            def meanwhile(ids: list[str]) -> list[bytes | None]:
+                writer.store.remove(["near.png"])
+                return features(ids)
+
+            monkeypatch.setattr(reader.store, "features", meanwhile)
+            found = reader.search(asked("cat"))
+    assert sorted(match.path for match in found.matches) == ["far.png", "slanted.png"]
+    assert all(match.verified for match in found.matches)
