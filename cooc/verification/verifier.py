@@ -3,21 +3,26 @@
     query = extract("sift", pixels, limit=QUERY)
     agreements = verify(query, [unpack(code) for code in codes])      # one for each picture, in their order
 
-Products of matrices take most of the time and use all cores by themselves; geometry runs beside them, in threads.
+Each picture is one piece of work for a thread. The products of matrices inside are small, so BLAS gets one thread for
+each: left to itself it shares every product among all cores and waits for them, ten times as long on a busy machine.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+from threadpoolctl import ThreadpoolController
 
 from cooc.errors import InputError
 from cooc.verification.agreement import Agreement, no_agreement
 from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
 from cooc.verification.geometry import TOLERANCE, agree
-from cooc.verification.matching import Matches, match, match_on_device
+from cooc.verification.matching import match, match_on_device
 
 __all__ = ["verify"]
 
@@ -40,13 +45,16 @@ def verify(
     if not query:
         raise InputError("The query has no local features: extract() makes them.")
     best: list[Agreement | None] = [None] * len(pictures)
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1, "verify") as pool:
+    with _blas().limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers or os.cpu_count() or 1, "verify") as pool:
         jobs: list[tuple[int, Future[Agreement]]] = []
         for part in query:
             own = [(n, other) for n, sets in enumerate(pictures) for other in sets if other.engine == part.engine]
             rule = {"ratio": ratio if ENGINES[part.engine].ratio else None,
                     "similarity": similarity if ENGINES[part.engine].similarity else None}  # fmt: skip
-            found = _matched(part, [other for _, other in own], device, rule)
+            if device is None:
+                jobs += [(number, pool.submit(_agreement, part, other, tolerance, rule)) for number, other in own]
+                continue
+            found = match_on_device(part, [other for _, other in own], device, **rule)
             for (number, other), matches in zip(own, found, strict=True):
                 jobs.append((number, pool.submit(agree, part, other, matches, tolerance=tolerance)))
         for number, job in jobs:
@@ -56,9 +64,13 @@ def verify(
     return [agreement or no_agreement(query[0]) for agreement in best]
 
 
-def _matched(
-    query: LocalFeatures, pictures: Sequence[LocalFeatures], device: str | None, rule: dict[str, float | None]
-) -> Iterator[Matches]:
-    if device is None:
-        return (match(query, picture, **rule) for picture in pictures)
-    return iter(match_on_device(query, pictures, device, **rule))
+def _agreement(
+    query: LocalFeatures, picture: LocalFeatures, tolerance: float, rule: dict[str, float | None]
+) -> Agreement:
+    return agree(query, picture, match(query, picture, **rule), tolerance=tolerance)
+
+
+@cache
+def _blas() -> Any:
+    """The BLAS libraries of this process, looked up once."""
+    return ThreadpoolController()
