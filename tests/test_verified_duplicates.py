@@ -82,7 +82,7 @@ def test_copies_of_every_kind_and_nothing_else(collection: Path) -> None:
     found = {path for group in groups for path in group if f"{path[:3]}.jpg" in group}
     for kind in ("saved", *KINDS):
         assert sum(f"{n:03}-{kind}.jpg" in found for n in range(COPIED)) >= 9, kind
-    assert sum(map(len, plain)) < sum(map(len, groups))  # vectors alone miss many
+    assert any(len({path[:3] for path in group}) > 1 for group in plain)  # what vectors alone take for copies
 
 
 def test_a_least_similarity_may_be_demanded(collection: Path) -> None:

@@ -15,13 +15,13 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from cooc.api import Settings, create_app
 from cooc.explanation.heatmaps import RAMP
 from cooc.image_search import ImageSearch
 from cooc.index.calibration import Calibration
-from tests.serving import encoded, make_index, photo, serving, write_collection
+from tests.serving import encoded, make_index, photo, serving, views, write_collection
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "cooc/web"
@@ -154,21 +154,75 @@ def test_what_is_not_verified_is_only_similar(visit: Visit, search: ImageSearch)
     assert not re.search(r"\bmatch|%|likely", told, re.IGNORECASE)
 
 
-def test_what_is_verified_is_ticked(visit: Visit) -> None:
-    """As a server will answer that has verified the first result."""
-    page = visit()
+@pytest.fixture(scope="module")
+def verifying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server over an index with local features: larger pictures, in which there is something to agree on."""
+    root = tmp_path_factory.mktemp("verified") / "photos"
+    root.mkdir()
+    for name in ("animals/cat", "things/coffee", "people/astronaut"):
+        for i, view in enumerate(views(photo(name, 420))):
+            view.save(root / f"{name.partition('/')[2]}-{i}.jpg", quality=92)
+    with make_index(root, features="sift") as search, serving(create_app(search)) as address:
+        yield address
 
-    def verified(route: Route) -> None:
-        answer = route.fetch()
-        found = answer.json()
-        found["matches"][0]["verified"] = True
-        route.fulfill(response=answer, json=found)
 
-    page.route("**/search?*", verified)
+def test_what_is_verified_leads_and_is_divided(visit: Visit, verifying: str) -> None:
+    page = visit(verifying)
     give(page)
-    expect(page.locator(".card .mark").nth(0)).to_have_text("verified")
+    marks = page.locator(".card .mark")
+    expect(marks).to_have_text([re.compile(r"^\d+ points agree$")] * 3 + [re.compile("^similar 0")] * 6)
+    assert {name.partition("-")[0] for name in names(page)[:3]} == {"coffee"}
     assert "\u2713" in page.evaluate("getComputedStyle(document.querySelector('.mark'), '::before').content")
-    expect(page.locator(".card .mark").nth(1)).to_have_text(re.compile("similar"))
+    expect(page.locator("#summary")).to_contain_text("What shows the same thing first")
+    order = page.locator("#grid > li").evaluate_all("all => all.map(one => one.className)")
+    assert order == ["card"] * 3 + ["divider"] + ["card"] * 6
+    expect(page.locator(".divider")).to_have_text("Merely similar")
+    keep(page, "verified")
+    with page.expect_response(re.compile("verify=false")):
+        page.get_by_label("Verify").uncheck()
+    expect(marks).to_have_text([re.compile("^similar ")] * 9)
+    expect(page.locator(".divider")).to_have_count(0)
+    noise = encoded(Image.effect_noise((200, 160), 90).convert("RGB"))
+    page.get_by_label("Verify").check()
+    page.set_input_files("#file", {"name": "noise.png", "mimeType": "image/png", "buffer": noise})
+    expect(page.locator("#notice")).to_contain_text("Nothing found")
+    expect(page.locator("#notice")).to_contain_text("merely similar")
+    keep(page, "nothing-verified")
+
+
+def test_points_and_lines_between_the_pictures(visit: Visit, verifying: str) -> None:
+    """Each line begins and ends at a point that agrees, and the regions lie over both pictures."""
+    page = visit(verifying)
+    give(page)
+    page.locator(".card").first.hover()
+    page.get_by_role("button", name="Why is").first.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator("#why")).to_contain_text(re.compile(r"\d+ points agree: the same thing, \d\d %"))
+    expect(dialog.locator(".points polygon")).to_have_count(2)
+    points = dialog.locator("#left .points circle").count()
+    assert points == dialog.locator("#right .points circle").count() > 10
+    lines = dialog.locator("#lines line")
+    assert 10 < lines.count() <= 60
+    ends = """() => { const middle = e => { const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; };
+        const all = document.getElementById("lines").getBoundingClientRect();
+        const line = document.querySelector("#lines line");
+        const at = n => [all.x + +line.getAttribute("x" + n), all.y + +line.getAttribute("y" + n)];
+        return [at(1), middle(document.querySelector("#left .points circle")),
+                at(2), middle(document.querySelector("#right .points circle"))]; }"""
+    first, left, second, right = page.evaluate(ends)
+    assert first == pytest.approx(left, abs=1.5)
+    assert second == pytest.approx(right, abs=1.5)
+    expect(dialog.get_by_label("Show the shares")).not_to_be_checked()
+    keep(page, "points")
+    page.set_viewport_size({"width": 900, "height": 700})  # the lines go along
+    page.wait_for_timeout(100)
+    first, left, second, right = page.evaluate(ends)
+    assert first == pytest.approx(left, abs=1.5)
+    assert second == pytest.approx(right, abs=1.5)
+    dialog.get_by_label("Show the shares").check()
+    expect(dialog.locator(".clip")).to_have_count(2)
+    dialog.get_by_label("Show the points").uncheck()
+    expect(dialog.locator(".points, #lines line")).to_have_count(0)
 
 
 def test_rows_are_justified(visit: Visit) -> None:
