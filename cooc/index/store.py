@@ -36,7 +36,7 @@ Vectors = NDArray[np.float32]
 Codes = Sequence[bytes | None]  # local features of pictures, None where there are none
 STORAGES = ("float32", "float16", "int8", "int4", "pq")  # what an engine may keep of a vector, most precise first
 
-FEATURES_DAMAGED = "its local features are damaged; the next `cooc index` makes them again"
+FEATURES_DAMAGED = "its local features are damaged; `cooc index FOLDER --verify ENGINES` makes them again"
 
 log = logging.getLogger("cooc")
 
