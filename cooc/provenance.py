@@ -26,12 +26,16 @@ def provenance(device: str = "auto") -> dict[str, Any]:
     versions = {name: metadata.version(name) for name in ("torch", "numpy", "pillow")}
     accelerator = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else None
     return {
-        "command": portable(shlex.join(["cooc", *sys.argv[1:]])),
+        "command": portable(f"{_program()} {shlex.join(sys.argv[1:])}"),
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **versions},
         "machine": {"accelerator": accelerator, "cpu": _processor(), "cores": os.cpu_count()},
     }
+
+
+def _program() -> str:
+    return "python -m benchmarks" if Path(sys.argv[0]).parent.name == "benchmarks" else "cooc"
 
 
 def _processor() -> str:

@@ -36,6 +36,8 @@ def test_a_result_says_nothing_of_where_it_was_made(monkeypatch: pytest.MonkeyPa
     assert command.endswith("--data data/x s3://bucket/a")
     assert "/home" not in command
     assert "/tmp" not in command
+    monkeypatch.setattr("sys.argv", ["/home/me/cooc/benchmarks/__main__.py", "speed"])
+    assert provenance("cpu")["command"] == "python -m benchmarks speed"
 
 
 @pytest.fixture
