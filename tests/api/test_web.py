@@ -203,7 +203,8 @@ def test_points_and_lines_between_the_pictures(visit: Visit, verifying: str) -> 
     assert points == dialog.locator("#right .points circle").count() > 10
     lines = dialog.locator("#lines line")
     assert 10 < lines.count() <= 60
-    ends = """() => { const middle = e => { const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; };
+    ends = """() => { const middle = element => { const box = element.getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2]; };
         const all = document.getElementById("lines").getBoundingClientRect();
         const line = document.querySelector("#lines line");
         const at = n => [all.x + +line.getAttribute("x" + n), all.y + +line.getAttribute("y" + n)];
