@@ -16,7 +16,7 @@ and 1126 pairs of views of one landmark, features not yet coded:
 | median error, pixels at 1024                | to 0.97      | 0.4 (from one place) to 5                      |
 | inliers (the fewest: a quarter of the size) | from 21      | up to 700                                      |
 
-With features as an index keeps them, 176 of 180 copies of 20 other photos of that set pass; three of the four that fail
+With features as an index keeps them, 176 of 180 copies of 20 photos of that set pass; three of the four that fail
 are copies of a quarter of the size. Some photos of one series, taken from one place, count as copies, too.
 """
 
