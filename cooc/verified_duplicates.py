@@ -6,7 +6,7 @@
 Vectors name the candidates, local features decide. Two pictures are copies if a similarity (one turn, one size) takes
 the one to the other to within a pixel or so, over all of what both could show, and if nearly all matches agree with it.
 The last is what tells a copy from a photo that somebody else has taken from the same place. Measured on 270 copies of
-30 photos of gldv2_dev (cropped, smaller, framed, turned, darker, re-saved; one crop, nearly all sky, agrees in nothing)
+30 photos of gldv2_dev (cropped, smaller, framed, turned, darker, re-saved; one crop agrees in nothing)
 and 1126 pairs of views of one landmark, features not yet coded:
 
 |                                             | copies       | other views                                    |
