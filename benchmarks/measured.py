@@ -316,7 +316,8 @@ def verified(results: Results) -> Table:
         engines = [name.removesuffix(f" {STAGES[0]}") for name in scores if name.endswith(STAGES[0])]
         for engine in engines:
             stages = [scores[f"{engine} {stage}"] for stage in STAGES]
-            ends = ", ".join("-".join(f"{end:.0f}" for end in protocol["interval"]) for protocol in stages[-1].values())
+            known = [protocol["interval"] for protocol in stages[-1].values() if "interval" in protocol]
+            ends = ", ".join(f"{low:.0f}-{high:.0f}" for low, high in known) or "not kept"
             rows.append([_shortlist(result), str(result["dim"]), engine, *map(_three, stages), ends])
     headings = ["shortlist", "dim", "verified by", *STAGES, "95 % of the last"]
     note = "ROxford, mAP easy / medium / hard in percent; of nothing verified, that of the cosine."

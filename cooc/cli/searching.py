@@ -67,8 +67,9 @@ def search(
 ) -> None:
     """Find the pictures that show the same thing as a picture, or as a part of it.
 
-    First come those that are verified: so many points of both pictures agree on one geometry. Below are pictures that
-    are merely similar, most similar first; that is no proof that they show the same thing.
+    First come those that are verified: so many points of both pictures agree on one geometry. Pictures below these are
+    merely similar, which is no proof that they show the same thing. Without local features in the index (cooc index
+    --verify sift) all are merely similar, most similar first.
     """
     from cooc.cli import showing
     from cooc.image_search import ImageSearch

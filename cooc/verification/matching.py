@@ -110,7 +110,7 @@ def match_on_device(
     longest = max((len(p) for p in pictures), default=0)
     if not len(query) or not longest:
         return [NONE] * len(pictures)
-    own = _units(torch.from_numpy(query.descriptors).to(device))
+    own = _units(torch.from_numpy(np.array(query.descriptors)).to(device))
     found: list[Matches] = []
     step = max(1, BATCH // (len(query) * longest))
     for start in range(0, len(pictures), step):

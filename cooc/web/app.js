@@ -71,7 +71,7 @@ async function load(first = false) {
     if (first) grid.replaceChildren();
     for (const match of found) {
       const before = state.matches.at(-1);
-      if (before?.verified && !match.verified) grid.append(divider());
+      if (before?.verified && !match.verified) grid.append(...divider());
       grid.append(card(match, state.matches.length));
       state.matches.push(match);
     }
@@ -138,8 +138,12 @@ function said({ score, verified, agreement }) {
   return verified ? `${agreement.inliers} points agree` : `similar ${score.toFixed(2)}`;
 }
 
+// The row above it is filled up, so that its last picture does not grow over all of it.
 function divider() {
-  return Object.assign(document.createElement("li"), { className: "divider", textContent: "Merely similar" });
+  const item = (className, textContent) => Object.assign(document.createElement("li"), { className, textContent });
+  const filler = item("filler", "");
+  filler.ariaHidden = "true";
+  return [filler, item("divider", "Merely similar")];
 }
 
 function waitingCard(_, i) {

@@ -76,7 +76,7 @@ export class Compare {
       host.classList.toggle("hot", Boolean(shares) && heat);
       if (!shares || !width) continue;
       if (heat) host.append(heatOver(shares, box ?? [0, 0, width, height], width, height));
-      if (shares.box) {
+      if (shares.box && (heat || !this.explanation.agreement?.inliers)) {
         const here = framed(shares.box, { width, height }, "here");
         here.title = "Most of the score comes from here";
         host.append(here);
