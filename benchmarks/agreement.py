@@ -44,7 +44,16 @@ def compare_rankings(source: Path, recipe: str, options: BenchOptions) -> dict[s
         _cooc("index", str(photos), "--recipe", recipe, "--device", options.device, "--quiet")
         index = str(photos / ".cooc")
         lines = _cooc(
-            "search", str(queries), "--index", index, "-k", str(len(names)), "--device", options.device, "--json"
+            "search",
+            str(queries),
+            "--index",
+            index,
+            "-k",
+            str(len(names)),
+            "--device",
+            options.device,
+            "--json",
+            "--no-verify",
         )
         found = {Path(answer["query"]).name: answer["matches"] for answer in map(json.loads, lines.splitlines())}
     database, asked = plain_vectors(dataset, find_recipe(recipe), options)

@@ -21,7 +21,7 @@ from cooc.index.store import Store, Vectors
 from cooc.verification.agreement import Agreement
 from cooc.verification.features import LocalFeatures, unpack
 from cooc.verification.probability import PROVEN, same_thing
-from cooc.verification.rounds import SHORTLIST, TOP, rounds
+from cooc.verification.rounds import LEAST, SHORTLIST, TOP, rounds
 from cooc.verification.verifier import verify
 
 __all__ = ["Features", "find_verified", "verify_pictures"]
@@ -50,6 +50,7 @@ def find_verified(
     shortlist = find_matches(store, query, every, without=without)
     seen = _Seen(store, query, without)
     first = seen.numbers(match.id for match in shortlist.matches)
+    first = first[first >= 0]
     agreements: dict[int, tuple[Agreement, int]] = {}
 
     def look(numbers: Numbers) -> list[Agreement]:
@@ -74,7 +75,9 @@ def find_verified(
         nearest=nearest,
         top=TOP,
     )
-    order = list(dict.fromkeys([*ranking.ids.tolist(), *first.tolist()]))
+    verified = any(agreement.strength >= LEAST for agreement in ranking.agreements.values())
+    led = ranking.ids.tolist() if verified else []  # else the shortlist stays as it was
+    order = list(dict.fromkeys([*led, *first.tolist()]))
     records = store.get([seen.names[n] for n in order])
     scores = seen.cosines(np.array(order)).tolist()
     matches = []

@@ -29,7 +29,7 @@ SIZE = (600, 560)
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three views of each photograph, and smooth pictures in which SIFT finds nothing; with their index."""
+    """Three views of each photograph, and smooth pictures in which SIFT finds hardly anything; with their index."""
     root = tmp_path_factory.mktemp("verified")
     for name in PHOTOS:
         (root / name).mkdir()
@@ -151,12 +151,17 @@ def test_nothing_verified_is_no_match(search: ImageSearch) -> None:
 
 
 def test_a_query_without_texture(search: ImageSearch, photos: Path) -> None:
-    """Nothing can be verified, and nothing is claimed; the nearest are still shown."""
+    """Of a few points nothing is claimed but the picture itself; the nearest are still shown."""
     results = search.search(photos / "smooth/00.jpg", k=5)
     assert results.matches[0].path == "smooth/00.jpg"
     assert results.checked
-    assert results.no_match
-    assert not results.matches[0].verified
+    assert not any(match.verified for match in results.matches[1:])
+    flat = search.search(np.full((300, 400, 3), (90, 140, 200), np.uint8), k=5)
+    assert flat.checked
+    assert flat.no_match
+    assert len(flat.matches) == 5
+    scores = [match.score for match in flat.matches]
+    assert scores == sorted(scores, reverse=True)  # nothing leads: the order is that of the vectors
 
 
 def test_without_verification_vectors_decide(search: ImageSearch, tmp_path: Path) -> None:

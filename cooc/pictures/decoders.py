@@ -78,7 +78,10 @@ class Decoders:
         others_wait: Callable[[], bool] = lambda: False,
         **options: Any,
     ) -> T:
-        """`work(picture, ...)`, a function that can be imported, in a process. Its errors are raised here."""
+        """`work(picture, ...)`, a function that can be imported, in a process. Its errors are raised here.
+
+        The process imports what the arguments are made of: give it nothing of a module that needs torch.
+        """
         question = ForkingPickler.dumps((work, (picture, *args), options))
         process = self._take()
         try:

@@ -47,6 +47,7 @@ from cooc.index.store import Filter, Record
 from cooc.pictures.decoders import Decoders
 from cooc.reranking import EXPANSIONS, RERANKERS
 from cooc.verified_duplicates import LEAST
+from tests.hostile import process
 from tests.serving import PHOTOS, encoded, make_index, photo, serving, views, write_collection
 from tests.shell import Shell
 
@@ -305,6 +306,25 @@ def test_thumbnails(client: httpx.Client) -> None:
     assert other.status_code == 200  # another size is another picture
     same = client.get(f"{API}/images/{id}/thumbnail?side=160", headers={"If-None-Match": f"W/{small.headers['etag']}"})
     assert same.status_code == 304
+
+
+def test_a_process_that_decodes_is_kept(
+    client: httpx.Client, search: ImageSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes from a module that needs torch would have it imported: a new process for each picture."""
+    run, used = Decoders.run, list[Decoders]()
+
+    def noted(self: Decoders, *args: Any, **options: Any) -> Any:
+        used.append(self)
+        return run(self, *args, **options)
+
+    monkeypatch.setattr(Decoders, "run", noted)
+    first, second, *_ = (record.id for record in search.store.records())
+    assert client.get(f"{API}/images/{first}/thumbnail", params={"side": 1280}).status_code == 200
+    kept = run(used[0], process, b"")
+    assert client.get(f"{API}/images/{second}/thumbnail", params={"side": 1280}).status_code == 200
+    assert client.get(f"{API}/images/{second}/similar", params={"box": "0,0,40,40"}).status_code == 200
+    assert run(used[0], process, b"") == kept
 
 
 def test_thumbnails_kept_are_bounded(search: ImageSearch) -> None:

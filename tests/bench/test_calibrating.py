@@ -63,7 +63,7 @@ def curve_of(things: Path) -> Calibration | None:
 
 def test_a_labelled_folder(cooc: Shell, things: Path, tmp_path: Path) -> None:
     """The curve is that of the plain vectors, it stays in the index, and the next search shows it."""
-    query = ("search", things / "jpg/arch_000000.jpg", *index_of(things), "--json")
+    query = ("search", things / "jpg/arch_000000.jpg", *index_of(things), "--json", "--no-verify")
     assert cooc(*query).json["calibrated"] is False
     done = cooc("calibrate", things, *index_of(things), "--report", tmp_path / "report.json", "--device", "cpu")
     assert done.code == 0, done

@@ -112,7 +112,7 @@ async def thumbnail(
     cached = {"ETag": found.etag(str(int(side))), "Cache-Control": CACHED}
     if _matches(request, cached["ETag"]):
         return Response(status_code=304, headers=cached)
-    data = await services.showing.run(services.pictures.thumbnail, found, side)
+    data = await services.showing.run(services.pictures.thumbnail, found, int(side))  # a plain number: see Decoders
     return Response(data, media_type="image/jpeg", headers=cached)
 
 
