@@ -38,10 +38,13 @@ def test_search_finds_real_landmarks_in_the_order_of_the_matrix_product(tmp_path
         database = descriptor([photos / name for name in names])  # (N, D)
         for q, right in zip(chosen, matches, strict=True):
             query = dataset.queries[q]
-            found = search.search(query.path, box=query.box, k=len(names)).matches
+            found = search.search(query.path, box=query.box, k=len(names), verify=False).matches
             scores = (descriptor([query.path], [query.box]) @ database.T)[0].numpy()  # (N,)
             assert [match.path for match in found] == [names[i] for i in np.argsort(-scores)]
             np.testing.assert_allclose([match.score for match in found], np.sort(scores)[::-1], atol=1e-5)
             assert found[0].path in {path.name for path in right}
             assert found[0].probability is not None
             assert found[0].probability > 0.5
+            verified = search.search(query.path, box=query.box, k=len(names)).matches
+            assert verified[0].path in {path.name for path in right}
+            assert {match.path for match in verified if match.verified} <= {path.name for path in right}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -45,7 +46,7 @@ def verify(
     if not query:
         raise InputError("The query has no local features: extract() makes them.")
     best: list[Agreement | None] = [None] * len(pictures)
-    with _blas().limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers or os.cpu_count() or 1, "verify") as pool:
+    with _one_thread(), ThreadPoolExecutor(workers or os.cpu_count() or 1, "verify") as pool:
         jobs: list[tuple[int, Future[Agreement]]] = []
         for part in query:
             own = [(n, other) for n, sets in enumerate(pictures) for other in sets if other.engine == part.engine]
@@ -71,6 +72,14 @@ def _agreement(
 
 
 @cache
-def _blas() -> Any:
-    """The BLAS libraries of this process, looked up once."""
-    return ThreadpoolController()
+def _blas() -> ThreadpoolController | None:
+    """The BLAS libraries of this process, looked up once; None where the system does not tell."""
+    try:
+        return ThreadpoolController()
+    except OSError:
+        return None
+
+
+def _one_thread() -> AbstractContextManager[Any]:
+    blas = _blas()
+    return nullcontext() if blas is None else blas.limit(limits=1, user_api="blas")

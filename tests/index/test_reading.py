@@ -186,7 +186,8 @@ def test_reading_without_the_right_to_write_while_another_process_writes(index: 
     assert problems == []
     assert last == "410 []"
     # A search, a list and a check are one state each; between two of them the writer may have gone on.
-    assert {answer for answer in answers if not answer.endswith("[]")} <= {"AssertionError"}
+    odd = {answer for answer in answers if not answer.endswith("[]")}
+    assert {answer for answer in odd if not answer.startswith("InputError There is no image ")} <= {"AssertionError"}
     assert len({answer for answer in answers if answer.endswith("[]")}) > 3
     assert all(int(answer.split()[0]) % 10 == 0 for answer in answers if answer.endswith("[]"))
 
