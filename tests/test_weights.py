@@ -315,7 +315,10 @@ def test_npm_brings_an_archive_and_runs_nothing_of_it(
 def test_npm_says_what_it_could_not_do(
     toy: Callable[..., WeightSet], npm_registry: NpmFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    toy(dataclasses.replace(npm_registry, requirement="cooc-toy@2.0.0"), dataclasses.replace(npm_registry, sha256="0" * 64))
+    toy(
+        dataclasses.replace(npm_registry, requirement="cooc-toy@2.0.0"),
+        dataclasses.replace(npm_registry, sha256="0" * 64),
+    )
     with pytest.raises(WeightsError, match=r"No matching version found for cooc-toy@2\.0\.0[\s\S]*sha256 of cooc-toy"):
         weights.fetch_weights("toy")
     toy(npm_registry)
