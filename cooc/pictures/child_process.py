@@ -12,6 +12,7 @@ import pickle
 import select
 import signal
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,13 @@ SPARE = 64 << 20  # bytes that a process may have grown by and stay
 
 def serve(file: int) -> None:
     """Answer questions until there are no more, or the parent is gone."""
-    pipe = Connection(file)
+    with suppress(EOFError, ConnectionError):  # it went before it read, or while we wrote: a reset, or a broken pipe
+        _answer(Connection(file))
+
+
+def _answer(pipe: Connection) -> None:
     limits, shared = pipe.recv()
-    threading.Thread(target=_end_with_pipe, args=(file,), daemon=True).start()
+    threading.Thread(target=_end_with_pipe, args=(pipe.fileno(),), daemon=True).start()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends a process
     shared_memory.attach(shared)
     if limits.keep:
@@ -40,10 +45,7 @@ def serve(file: int) -> None:
     resident = _resident()
     pipe.send("ready")
     while True:
-        try:
-            question = pipe.recv_bytes()
-        except EOFError:
-            return
+        question = pipe.recv_bytes()
         signal.setitimer(signal.ITIMER_PROF, limits.seconds)
         good, answer = _done(question, memory)
         signal.setitimer(signal.ITIMER_PROF, 0)

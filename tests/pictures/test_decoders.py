@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +49,24 @@ def wait(until: Callable[[], bool]) -> None:
 
 def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_parent_that_goes_is_no_reason_to_complain(started: bool) -> None:
+    """Ctrl-C closes the pipe at any moment: before a process has read, or with its answer unread (a reset)."""
+    here, there = socket.socketpair()
+    code = f"from cooc.pictures.child_process import serve; serve({there.fileno()})"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, pass_fds=[there.fileno()], cwd=ROOT, text=True
+    ) as child:
+        there.close()
+        pipe = Connection(here.detach())
+        if started:
+            pipe.send((Limits(), ""))
+            assert pipe.poll(60)
+        pipe.close()
+        _, complaints = child.communicate(timeout=60)
+    assert not complaints
 
 
 def test_the_same_pixels_and_errors_as_here(decoders: Decoders, photo: Path) -> None:
