@@ -21,8 +21,9 @@ from PIL import Image, ImageDraw
 from cooc.descriptor import Descriptor
 from cooc.image_search import ImageSearch
 from cooc.index import sync
+from cooc.index.engine import Engine
 from cooc.index.ray import OnRay
-from cooc.index.sync import Engine, Report
+from cooc.index.report import Report
 
 __all__ = ["measure_scaling", "write_pictures"]
 

@@ -29,27 +29,6 @@ from typing import Any
 
 PARTIAL = 3  # exit code: done, some files left out and reported
 
-__all__ = [
-    "PARTIAL",
-    "BoxError",
-    "CoocError",
-    "DatasetError",
-    "ImageError",
-    "InputError",
-    "MachineError",
-    "NoMemoryError",
-    "StoreDamagedError",
-    "StoreError",
-    "StoreLockedError",
-    "StoreMismatchError",
-    "StoreMissingError",
-    "UnknownNameError",
-    "UnreadableError",
-    "VectorDamagedError",
-    "WeightsError",
-    "WhiteningError",
-]
-
 
 class CoocError(Exception):
     """Base of all errors that cooc raises on purpose; CLI and API show its text as it is."""

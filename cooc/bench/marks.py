@@ -20,8 +20,6 @@ from typing import Any
 from cooc.errors import InputError
 from cooc.pictures.boxes import Box, check_box, parse_box
 
-__all__ = ["ENDINGS", "Mark", "read_marks"]
-
 ENDINGS = (".csv", ".json")
 COLUMNS = ("query", "path", "mark", "box")
 MARKS = {"right": True, "wrong": False}

@@ -27,8 +27,6 @@ from cooc.reranking import rank
 from cooc.verification.engines import parts
 from cooc.whitening import Storage, Whitening, fit_pca, save
 
-__all__ = ["run", "save_whitenings", "whitened_vectors"]
-
 
 def run(
     dataset: Dataset,

@@ -18,8 +18,6 @@ from cooc.evaluation import PROTOCOLS, bootstrap_interval, evaluate, positive_ra
 from cooc.files import write_whole
 from cooc.reranking import alpha_expansion, average_expansion, database_augmentation, rank, rerank
 
-__all__ = ["RECALL", "WAYS", "evaluate_rankings", "evaluate_vectors", "first_names", "left_out", "write_result"]
-
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
 RECALL = np.linspace(0, 1, 21)  # where the mean precision-recall curve of a result is kept

@@ -24,8 +24,6 @@ from cooc.errors import DatasetError
 from cooc.pictures.boxes import Box
 from cooc.unpickling import load_arrays
 
-__all__ = ["Question", "Truth", "questions_by_number", "read_dat", "read_json", "read_pickle", "read_text"]
-
 LARGEST_PICKLE = 64 << 20  # bytes; the official ones have 0.3 MB
 
 

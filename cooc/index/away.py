@@ -16,8 +16,6 @@ from collections.abc import Iterable, Iterator
 from cooc.index.store import Filter, Store, now
 from cooc.pictures import Collection, Entry
 
-__all__ = ["Absence", "away_folders", "forget_marks", "which_are_away"]
-
 AWAY, MOUNTS = "away", "mounts"
 JUDGED = 1000  # folders whose state is held: absent files come in the order of their names
 

@@ -9,8 +9,6 @@ import numpy as np
 from cooc.index.engine import Made
 from cooc.index.store import BadFile, Record, Store
 
-__all__ = ["Changes"]
-
 
 @dataclass
 class Changes:

@@ -18,8 +18,6 @@ from cooc.pictures import Collection
 from cooc.pictures.batches import Item, decode, default_workers
 from cooc.pictures.faults import blame
 
-__all__ = ["complete_features"]
-
 COMMIT_SECONDS, COMMIT_IMAGES = 3.0, 1000
 CHECKED = 10_000  # pictures: the codes of so many are read in every run, to find damaged ones
 FAILURES = 8  # in a row, after which it is no use to go on

@@ -18,8 +18,6 @@ from cooc.index.embedded.database import explained, show
 from cooc.index.embedded.swapping import put_in_place
 from cooc.index.store import BadFile, Block, Filter, Forgotten, Store, StoreMeta, intact, now
 
-__all__ = ["copy_to_folder", "intact_blocks", "restore", "take_over"]
-
 BLOCK = 1000  # images at a time
 
 log = logging.getLogger("cooc")

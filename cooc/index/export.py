@@ -21,8 +21,6 @@ from cooc.files import replacing
 from cooc.index.copying import intact_blocks
 from cooc.index.store import Block, Filter, Record, Store, StoreMeta, path_bytes
 
-__all__ = ["FORMATS", "check_format", "export_index"]
-
 FORMATS = (".npy", ".parquet")
 
 

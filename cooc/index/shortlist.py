@@ -23,20 +23,6 @@ from cooc.index.store import Filter, Record, Store, Vectors, intact
 from cooc.reranking import EXPANSIONS, RERANKERS, alpha_expansion, expand, rerank
 from cooc.verification.agreement import Agreement
 
-__all__ = [
-    "NEAR_DUPLICATE",
-    "Groups",
-    "Match",
-    "Options",
-    "Results",
-    "as_query",
-    "find_duplicates",
-    "find_matches",
-    "neighbours",
-    "still_there",
-    "unit",
-]
-
 NEAR_DUPLICATE = 0.8  # measured: copies saved at quality 40 or cropped by 10 % have 0.79 to 0.97, other views less
 NEIGHBOURS = 10  # of an expansion and of database augmentation
 SHORTLIST = 400  # best results that re-ranking and database augmentation look at

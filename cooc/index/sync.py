@@ -41,8 +41,6 @@ from cooc.index.store import BadFile, Filter, Record, Store
 from cooc.pictures import Collection, Entry
 from cooc.pictures.faults import blame, is_machine
 
-__all__ = ["Engine", "Progress", "Report", "Stop", "add_files", "failed", "synchronise"]
-
 COMMIT_SECONDS = 3.0
 COMMIT_IMAGES = 1000
 CHUNK = 256  # files looked up at once

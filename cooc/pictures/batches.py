@@ -27,8 +27,6 @@ from cooc.pictures.decode import Picture
 from cooc.pictures.decoders import Decoders, Limits
 from cooc.pictures.shared_memory import Beside, Loaded, Place, Shared, load
 
-__all__ = ["Bad", "Batch", "Item", "batches", "decode", "default_workers"]
-
 LIMITS = Limits()  # of a picture
 SHARED = 2 << 30  # bytes at most for pictures that come from other processes; only what is used takes memory
 

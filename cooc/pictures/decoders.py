@@ -36,8 +36,6 @@ from typing import Any, Self, TypeVar
 from cooc.errors import CoocError, ImageError, MachineError
 from cooc.pictures.decode import name_of
 
-__all__ = ["Decoders", "Limits"]
-
 T = TypeVar("T")
 STARTING = 60.0  # seconds
 LOOK = 0.2  # seconds between two looks whether others wait

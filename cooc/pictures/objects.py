@@ -20,8 +20,6 @@ from cooc.pictures.collection import Entry, Fetched, OnError, Stamp, below, fail
 from cooc.pictures.decode import EXTENSIONS, Picture
 from cooc.pictures.faults import is_machine
 
-__all__ = ["Objects", "Part"]
-
 LARGEST = 512 << 20  # bytes of a picture that is read over a network
 KEPT = 4 << 20  # a larger one is not held in memory until it is decoded, but read twice
 LISTINGS = 16  # folders whose names are held while looking for what has vanished

@@ -27,8 +27,6 @@ from cooc.pictures.batches import Bad, Item
 from cooc.recipes import DescriptorConfig
 from cooc.stream import stream, upload
 
-__all__ = ["ActivationCache", "Columns", "ColumnsOnDisk", "build_cache"]
-
 FORMAT = "cooc-activations/1"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 Place = tuple[int, int, int]  # first row, height, width
