@@ -76,7 +76,7 @@ def test_to_another_place(photos: Path, tmp_path: Path) -> None:
 
 
 def test_interrupted_it_goes_on_where_it_was(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cooc.index.sync.COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr("cooc.index.run.COMMIT_SECONDS", 0.0)
 
     stopped = []
 
@@ -85,7 +85,7 @@ def test_interrupted_it_goes_on_where_it_was(photos: Path, monkeypatch: pytest.M
             stopped.append(True)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("cooc.index.sync.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("cooc.index.run.PROGRESS_SECONDS", 0.0)
     report = ImageSearch.rebuild(photos / ".cooc", descriptor=descriptor(), progress=stop)
     assert report.interrupted
     assert tags(photos / ".cooc") == TAGS
