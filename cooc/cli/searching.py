@@ -70,9 +70,11 @@ def search(
     First come those that are verified: so many points of both pictures agree on one geometry. Pictures below these are
     merely similar, which is no proof that they show the same thing. Without local features in the index (cooc index
     --verify sift) all are merely similar, most similar first.
+
+    In a terminal the network stays loaded for 5 minutes, so that the next search need not wait for it. COOC_WARM=0
+    leaves nothing behind; COOC_WARM=30 keeps it for 30 minutes, outside terminals, too.
     """
-    from cooc.cli import showing
-    from cooc.image_search import ImageSearch
+    from cooc.cli import showing, warm
     from cooc.pictures.boxes import parse_box
 
     for file, endings in ((html, (".html", ".htm")), (sheet, (".jpg", ".jpeg", ".png", ".webp"))):
@@ -91,7 +93,7 @@ def search(
     keep = bool(html or sheet or open_)
     answers: list[Answer] = []
     bad, checked = 0, False
-    with ImageSearch.open(find_index(index), device=device) as found:
+    with warm.opened(find_index(index), device) as found:
         for title, sources in _queries(images, part):
             try:
                 answer = _ask(found, title, sources, part, options)

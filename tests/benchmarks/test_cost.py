@@ -121,3 +121,14 @@ def test_growth(tmp_path: Path) -> None:
 def test_commands_say_what_is_wrong(benchmarks: Shell, command: list[str], tmp_path: Path) -> None:
     folder = write_labelled_folder(tmp_path / "things")
     assert benchmarks(*(folder if part == "FOLDER" else part for part in command)).code == 2
+
+
+def test_startup_names_the_steps(benchmarks: Shell, tmp_path: Path) -> None:
+    photos = write_labelled_folder(tmp_path / "things") / "jpg"
+    options = ("-r", "light+size=96", "--count", 3, "--rounds", 1, "--results", tmp_path)
+    done = benchmarks("startup", photos, *options)
+    assert done.code == 0, done.err
+    assert "answered by it: " in done.out
+    found = json.loads((tmp_path / "startup-cpu.json").read_text())
+    assert found["processor seconds of the steps"]["torch"] > 0
+    assert found["answered by it"]["processor seconds"] < found["loading everything"]["processor seconds"]
