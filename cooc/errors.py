@@ -48,7 +48,13 @@ __all__ = [
     "VectorDamagedError",
     "WeightsError",
     "WhiteningError",
+    "counted",
 ]
+
+
+def counted(count: int, what: str) -> str:
+    """For messages: "1 picture", "1,000 pictures"."""
+    return f"{count:,} {what}{'' if count == 1 else 'es' if what.endswith('x') else 's'}"
 
 
 class CoocError(Exception):

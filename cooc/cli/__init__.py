@@ -67,7 +67,6 @@ app = typer.Typer(
     cls=Grouped,
     help="Find the pictures that show the same thing.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from cooc.cli import app, err, out
 from cooc.cli.describing import DeviceOption, JsonOption, _check_output, _writing
 from cooc.cli.indexing import IndexOption, find_index
-from cooc.errors import PARTIAL, ImageError, InputError
+from cooc.errors import PARTIAL, ImageError, InputError, counted
 
 if TYPE_CHECKING:
     from cooc.cli.showing import Answer
@@ -158,11 +158,13 @@ def duplicates(
             if as_json:
                 typer.echo(json.dumps([{"id": r.id, "path": r.path, "sha256": r.sha256} for r in group]))
                 continue
-            out.print(f"{len(group)} pictures" + ", same content" * (len({r.sha256 for r in group}) == 1), style="bold")
+            out.print(
+                counted(len(group), "picture") + ", same content" * (len({r.sha256 for r in group}) == 1), style="bold"
+            )
             for r in group:
                 out.print(f"  {shown(r.path)}  {r.width}x{r.height}  {r.size:,} bytes", markup=False)
     if not as_json:
-        out.print(f"{groups} groups, {pictures} pictures.")
+        out.print(f"{counted(groups, 'group')}, {counted(pictures, 'picture')}.")
 
 
 def _filter(folder: str, taken_from: str, taken_to: str, tags: list[str] | None) -> Filter | None:

@@ -22,7 +22,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from cooc.errors import CoocError
+from cooc.errors import CoocError, counted
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import image_info, load_image
 
@@ -60,7 +60,11 @@ def mark(match: Match) -> str:
     """What may be said of a result: vectors alone show that it is similar, never that it is the same."""
     if not match.verified or match.agreement is None or match.probability is None:
         return f"similar {match.score:.3f}"
-    return f"{match.agreement.inliers} points agree, {percent(match.probability)}"
+    return f"{points_agree(match.agreement.inliers)}, {percent(match.probability)}"
+
+
+def points_agree(count: int) -> str:
+    return f"{counted(count, 'point')} agree{'s' * (count == 1)}"
 
 
 def percent(probability: float) -> str:
