@@ -6,7 +6,8 @@
     indexing.py       index, add, remove, tag, status
     calibrating.py    calibrate
     upkeep.py         verify, compact, snapshot, restore, rebuild, export, import
-    searching.py      search, duplicates
+    searching.py      search
+    copies.py         duplicates
     warm.py           a process that stays for a while, so that the next search need not load anything
     matching.py       match
     serving.py        serve, explain
@@ -138,6 +139,7 @@ def run(app: Callable[..., None]) -> None:
 from cooc.cli import (  # noqa: E402
     benching,  # noqa: F401
     calibrating,  # noqa: F401
+    copies,  # noqa: F401
     describing,  # noqa: F401
     indexing,  # noqa: F401
     matching,  # noqa: F401

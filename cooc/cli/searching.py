@@ -1,4 +1,4 @@
-"""cooc search, cooc duplicates: questions to an index."""
+"""cooc search: questions to an index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from cooc.cli import app, err, out
 from cooc.cli.describing import DeviceOption, JsonOption, _check_output, _writing
 from cooc.cli.indexing import IndexOption, find_index
-from cooc.errors import PARTIAL, ImageError, InputError, counted
+from cooc.errors import PARTIAL, ImageError, InputError
 
 if TYPE_CHECKING:
     from cooc.cli.showing import Answer
@@ -126,45 +126,6 @@ def search(
                 typer.launch(str(html))
     if bad:
         raise typer.Exit(PARTIAL)
-
-
-@app.command()
-def duplicates(
-    index: IndexOption = "",
-    threshold: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Least similarity of two. [default: 0.8; 0.15 where geometry decides]"),
-    ] = None,
-    verify: Annotated[
-        bool | None,
-        typer.Option("--verify/--no-verify", help="Let geometry decide. [default: if the index has features]"),
-    ] = None,
-    folder: FolderOption = "",
-    as_json: JsonOption = False,
-) -> None:
-    """List groups of copies: other formats and qualities, smaller ones, crops, slight edits.
-
-    Where the index has local features they decide, so that other views of one thing are no copies, and copies turned
-    by 90 degrees are found where the vectors name them. Without features, similarity alone decides: small crops and
-    other qualities are found, smaller and turned copies often missed.
-    """
-    from cooc.cli.showing import shown
-    from cooc.image_search import ImageSearch
-
-    groups = pictures = 0
-    with ImageSearch.open(find_index(index)) as found:
-        for group in found.duplicates(threshold, where=_filter(folder, "", "", None), verify=verify):
-            groups, pictures = groups + 1, pictures + len(group)
-            if as_json:
-                typer.echo(json.dumps([{"id": r.id, "path": r.path, "sha256": r.sha256} for r in group]))
-                continue
-            out.print(
-                counted(len(group), "picture") + ", same content" * (len({r.sha256 for r in group}) == 1), style="bold"
-            )
-            for r in group:
-                out.print(f"  {shown(r.path)}  {r.width}x{r.height}  {r.size:,} bytes", markup=False)
-    if not as_json:
-        out.print(f"{counted(groups, 'group')}, {counted(pictures, 'picture')}.")
 
 
 def _filter(folder: str, taken_from: str, taken_to: str, tags: list[str] | None) -> Filter | None:
