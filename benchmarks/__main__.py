@@ -7,7 +7,14 @@ from collections.abc import Callable
 import typer
 
 from benchmarks.commands.calibrate import calibrate
-from benchmarks.commands.cost import bench_compact, bench_engines, bench_features, bench_growth
+from benchmarks.commands.cost import (
+    bench_compact,
+    bench_duplicates,
+    bench_engines,
+    bench_features,
+    bench_growth,
+    bench_startup,
+)
 from benchmarks.commands.index import bench_index, bench_search
 from benchmarks.commands.reporting import figures, tables
 from benchmarks.commands.scale import bench_scale
@@ -36,6 +43,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compact": bench_compact,
     "growth": bench_growth,
     "features": bench_features,
+    "startup": bench_startup,
+    "duplicates": bench_duplicates,
     "calibrate": calibrate,
     "verify-probability": verify_probability,
     "verify-flat": verify_flat,

@@ -30,6 +30,11 @@ from typing import Any
 PARTIAL = 3  # exit code: done, some files left out and reported
 
 
+def counted(count: int, what: str) -> str:
+    """For messages: "1 picture", "1,000 pictures"."""
+    return f"{count:,} {what}{'' if count == 1 else 'es' if what.endswith('x') else 's'}"
+
+
 class CoocError(Exception):
     """Base of all errors that cooc raises on purpose; CLI and API show its text as it is."""
 

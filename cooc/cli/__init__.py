@@ -6,7 +6,9 @@
     indexing.py       index, add, remove, tag, status
     calibrating.py    calibrate
     upkeep.py         verify, compact, snapshot, restore, rebuild, export, import
-    searching.py      search, duplicates
+    searching.py      search
+    copies.py         duplicates
+    warm.py           a process that stays for a while, so that the next search need not load anything
     matching.py       match
     serving.py        serve, explain
     training.py       train, filter show | compress | import
@@ -24,6 +26,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -33,7 +36,7 @@ from rich.logging import RichHandler
 from cooc import __version__
 from cooc.errors import CoocError, InputError, MachineError
 
-__all__ = ["app", "err", "main", "out"]
+__all__ = ["app", "err", "main", "out", "renew_consoles", "run"]
 
 # What people do with their pictures, in this order; all other commands come after these in the help.
 EVERYDAY = ("index", "search", "duplicates", "status", "add", "remove", "tag", "serve", "match", "explain", "heatmap")
@@ -65,12 +68,17 @@ app = typer.Typer(
     cls=Grouped,
     help="Find the pictures that show the same thing.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def renew_consoles() -> None:
+    """What they show (colours, width) is decided by the terminal at hand, which may have become another one."""
+    for console in (out, err):
+        vars(console).update(vars(Console(stderr=console.stderr, highlight=False, soft_wrap=True)))
 
 
 def _version(show: bool) -> None:
@@ -91,10 +99,19 @@ def _options(
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["search"] and "--help" not in sys.argv:
+        run(_ask_a_warm_process)
     run(app)
 
 
-def run(app: typer.Typer) -> None:
+def _ask_a_warm_process(**_: bool) -> None:
+    from cooc.cli import warm
+
+    if (code := warm.ask(sys.argv[1:])) is not None:
+        sys.exit(code)
+
+
+def run(app: Callable[..., None]) -> None:
     """Run a command; errors become a message and an exit code, never a traceback (COOC_DEBUG=1 shows it)."""
     try:
         app(standalone_mode=True)
@@ -122,6 +139,7 @@ def run(app: typer.Typer) -> None:
 from cooc.cli import (  # noqa: E402
     benching,  # noqa: F401
     calibrating,  # noqa: F401
+    copies,  # noqa: F401
     describing,  # noqa: F401
     indexing,  # noqa: F401
     matching,  # noqa: F401

@@ -15,7 +15,7 @@ from rich.table import Table
 from cooc import __version__
 from cooc.cli import app, err, out
 from cooc.cli.bars import counting
-from cooc.errors import PARTIAL, CoocError, ImageError, InputError, UnknownNameError, WhiteningError
+from cooc.errors import PARTIAL, CoocError, ImageError, InputError, UnknownNameError, WhiteningError, counted
 from cooc.files import replacing
 
 if TYPE_CHECKING:
@@ -82,7 +82,9 @@ def describe(
     if as_json:
         typer.echo(json.dumps(about))
     else:
-        out.print(f"{len(matrix)} vectors of {matrix.shape[1]} dimensions: {output}; their pictures: {sidecar}")
+        out.print(
+            f"{counted(len(matrix), 'vector')} of {matrix.shape[1]} dimensions: {output}; their pictures: {sidecar}"
+        )
     if bad:
         raise typer.Exit(PARTIAL)
 
@@ -167,7 +169,7 @@ def whiten(
     meta = {"space": config.space, "space_hash": config.space_hash, "fitted_on": names, "size": str(size)}
     fitted = fitter.fit(wanted, meta=meta | {"recipe": recipe, "cooc": __version__})
     whitening.save(fitted, output, storage)  # type: ignore[arg-type]  # checked above
-    out.print(f"{output}: {fitted.input_dim} -> {fitted.dim} dimensions, fitted on {fitter.count} pictures.")
+    out.print(f"{output}: {fitted.input_dim} -> {fitted.dim} dimensions, fitted on {counted(fitter.count, 'picture')}.")
     out.print(f"Use it as the recipe {recipe.partition('+')[0]}+whitening={output}+dim={fitted.dim}", markup=False)
     if bad:
         raise typer.Exit(PARTIAL)

@@ -14,7 +14,7 @@ from rich.table import Table
 from cooc.cli import app, out
 from cooc.cli.describing import DEFAULT, DeviceOption, JsonOption, WorkersOption
 from cooc.cli.runs import finish, running
-from cooc.errors import InputError, StoreMissingError, UnknownNameError
+from cooc.errors import InputError, StoreMissingError, UnknownNameError, counted
 
 if TYPE_CHECKING:
     from cooc.image_search import ImageSearch, Status
@@ -176,7 +176,7 @@ def remove(
         count = search.remove(paths)
     if not count:
         raise InputError("None of these is in the index: `cooc status` shows its root.")
-    out.print(f"{count} pictures removed from the index.")
+    out.print(f"{counted(count, 'picture')} removed from the index.")
 
 
 @app.command()
@@ -193,7 +193,7 @@ def tag(
     change = bool(add or remove)
     with ImageSearch.open(find_index(index), write=change) as search:
         if change:
-            out.print(f"{search.tag(paths, add=add or (), remove=remove or ())} pictures tagged.")
+            out.print(f"{counted(search.tag(paths, add=add or (), remove=remove or ()), 'picture')} tagged.")
             return
         for record in search.records(paths):
             out.print(f"{shown(record.path)}: {', '.join(sorted(record.tags)) or '-'}", markup=False)
@@ -245,7 +245,9 @@ def _features(found: Status) -> str:
         return "none (cooc index FOLDER --verify sift)"
     without = found.images - found.with_features
     each = f", {found.feature_bytes / found.with_features / 1e3:.1f} kB a picture" if found.with_features else ""
-    return f"{found.features}, {found.with_features:,} pictures{each}" + (f"; {without:,} without" if without else "")
+    return f"{found.features}, {counted(found.with_features, 'picture')}{each}" + (
+        f"; {without:,} without" if without else ""
+    )
 
 
 def _moment(text: str) -> str:

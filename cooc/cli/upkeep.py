@@ -11,7 +11,7 @@ import typer
 from cooc.cli import app, err, out
 from cooc.cli.describing import DeviceOption, JsonOption, WorkersOption
 from cooc.cli.indexing import IndexOption, find_index
-from cooc.errors import PARTIAL
+from cooc.errors import PARTIAL, counted
 
 
 @app.command()
@@ -27,7 +27,7 @@ def verify(index: IndexOption = "", as_json: JsonOption = False) -> None:
     else:
         for problem in problems:
             err.print(problem, style="red", markup=False)
-        out.print(f"{len(problems)} problems." if problems else f"All is well: {count} pictures.")
+        out.print(f"{counted(len(problems), 'problem')}." if problems else f"All is well: {counted(count, 'picture')}.")
     if problems:
         raise typer.Exit(5)
 
@@ -57,7 +57,7 @@ def snapshot(
     with open_store(index) as store:
         store.snapshot(dest)
     with open_store(dest) as store:
-        out.print(f"{len(store)} pictures: {dest}", markup=False)
+        out.print(f"{counted(len(store), 'picture')}: {dest}", markup=False)
 
 
 @app.command()
@@ -70,7 +70,7 @@ def restore(
     from cooc.index import copying, without_password
 
     count = copying.restore(source, index, root=root or None)
-    out.print(f"{count} pictures in {without_password(index)}.", markup=False)
+    out.print(f"{counted(count, 'picture')} in {without_password(index)}.", markup=False)
 
 
 @app.command()
@@ -109,7 +109,7 @@ def rebuild(
         err.print(note, style="yellow", markup=False)
     done = "Interrupted; run it again to go on. " if report.interrupted else ""
     left_out = report.bad + report.failed
-    out.print(f"{done}{report.done - left_out} pictures described, {left_out} left out.")
+    out.print(f"{done}{counted(report.done - left_out, 'picture')} described, {left_out} left out.")
     if report.interrupted:
         raise typer.Exit(130)
     if left_out or report.notes:
@@ -128,7 +128,7 @@ def export(
     with ImageSearch.open(find_index(index)) as search:
         count = export_index(search.store, output)
         left = len(search.store) - count
-    out.print(f"{count} pictures: {output}", markup=False)
+    out.print(f"{counted(count, 'picture')}: {output}", markup=False)
     if left > 0:
         err.print(f"{left} left out: their vectors are damaged. The next `cooc index` describes them again.")
         raise typer.Exit(PARTIAL)
@@ -146,4 +146,4 @@ def import_(
     from cooc.image_search import ImageSearch
 
     with ImageSearch.import_from(source, index, root=root or None) as search:
-        out.print(f"{len(search.store)} pictures in {search.index_name}.", markup=False)
+        out.print(f"{counted(len(search.store), 'picture')} in {search.index_name}.", markup=False)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from cooc.errors import counted
 from cooc.index.store import Filter, Store, now
 from cooc.pictures import Collection, Entry
 
@@ -133,8 +134,9 @@ class Absence:
             where = self.collection.address(folder)
             why = "it is not the disk that it was" if self._is_another_disk(folder) else "it holds no picture now"
             yield (
-                f"{count} pictures of {where!r} are away: {why}. Is its disk mounted? They stay in the index, and need "
-                "not be described again when they are back. If they are gone for good: cooc index ... --prune"
+                f"{counted(count, 'picture')} of {where!r} {'is' if count == 1 else 'are'} away: {why}. Is its disk "
+                "mounted? The index keeps what is away, and describes nothing again when it is back. If it is gone for "
+                "good: cooc index ... --prune"
             )
         if len(self.found) > most:
             yield f"... and of {len(self.found) - most} more folders: cooc status"

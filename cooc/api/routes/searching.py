@@ -23,7 +23,7 @@ from cooc.api.schemas import (
     problems,
 )
 from cooc.api.services import Services, Shared
-from cooc.errors import InputError
+from cooc.errors import InputError, counted
 from cooc.explanation import explain
 from cooc.index.shortlist import NEAR_DUPLICATE
 from cooc.pictures.boxes import Box, parse_box
@@ -53,7 +53,7 @@ async def search_by_upload(services: Shared, image: Uploads, options: Asked, box
     if len(image) > services.settings.upload_images:
         raise InputError(f"At most {services.settings.upload_images} pictures can be joined, not {len(image)}.")
     if len(box) > len(image):
-        raise InputError(f"{len(image)} pictures came with {len(box)} boxes.")
+        raise InputError(f"{counted(len(image), 'picture')} came with {counted(len(box), 'box')}.")
     boxes = [parse_box(text) if text else None for text in box] + [None] * (len(image) - len(box))
     pictures = [await services.decode_sent(await one.read(), part) for one, part in zip(image, boxes, strict=True)]
     return await services.describing.run(partial(_search, services, options, image=pictures, box=boxes))
