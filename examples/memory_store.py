@@ -252,7 +252,7 @@ class Memory(Store):
             Block([record], vector[None], [tables.codes.get(record.sha256)])
             for record, vector in tables.images.values()
         ]
-        copy_to_folder(dest, self.meta, images, self.bad_files(), self.notes(), self.forgotten())
+        copy_to_folder(dest, self, images, self.bad_files())
 
     def _problems(self) -> list[str]:
         return [path for path, (record, _) in self._now.images.items() if path != record.path]

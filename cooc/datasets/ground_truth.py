@@ -141,7 +141,7 @@ def read_json(file: Path) -> Truth:
             questions.append(Question(str(entry["image"]), _box(entry.get("bbox"), file, str(entry["image"])), groups))
     except (KeyError, TypeError, AttributeError) as error:
         raise DatasetError(
-            f"{file}: not as expected ({error!r}). The format is in cooc/benchmark/datasets.py."
+            f"{file}: not as expected ({error!r}). The format is in cooc/datasets/retrieval.py."
         ) from error
     return Truth(file, database, questions, str(content.get("name", "")))
 

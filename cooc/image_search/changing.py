@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -22,7 +21,7 @@ from cooc.index.copying import restore, take_over
 from cooc.index.engine import Engine, Here
 from cooc.index.importing import Exported, import_index
 from cooc.index.report import Progress, Report, Stop
-from cooc.index.store import FORMAT, Filter, several
+from cooc.index.store import FORMAT, Filter, blocks, several
 from cooc.recipes import DescriptorConfig, find_recipe
 from cooc.verification.extraction import Extraction
 
@@ -106,10 +105,8 @@ class ChangingIndex(OpenIndex):
     def tag(self, paths: Paths, add: str | Iterable[str] = (), remove: str | Iterable[str] = ()) -> int:
         """Give tags to pictures, or to all pictures of folders, and take others away; how many pictures."""
         add, remove = list(several(add)), list(several(remove))
-        records, count = self.records(paths), 0
-        while block := [record.id for record in itertools.islice(records, BLOCK)]:
-            count += self.store.tag(block, add, remove)
-        return count
+        found = blocks(self.records(paths), BLOCK)
+        return sum(self.store.tag([record.id for record in block], add, remove) for block in found)
 
     def calibrate(self, curve: Calibration | None, about: Mapping[str, Any] | None = None) -> None:
         """Keep a curve in the index, for all who search in it; None forgets it. `cooc.bench.calibrating` fits one."""

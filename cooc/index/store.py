@@ -13,6 +13,7 @@ Engines differ in where they keep this, never in what they answer: `Store` is th
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -41,6 +42,7 @@ FEATURES_DAMAGED = "its local features are damaged; `cooc index FOLDER --verify 
 
 log = logging.getLogger("cooc")
 
+_T = TypeVar("_T")
 _Named = TypeVar("_Named", "Record", "BadFile")
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -464,6 +466,12 @@ def pages(
             return
         last = path_bytes(found[-1].path)
         limit = None if limit is None else limit - size
+
+
+def blocks(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    rest = iter(items)
+    while block := list(itertools.islice(rest, size)):
+        yield block
 
 
 def chosen_codes(ids: Sequence[str], found: Iterable[Code]) -> list[bytes | None]:

@@ -45,6 +45,7 @@ from cooc.index.store import (
     Store,
     StoreMeta,
     Vectors,
+    blocks,
     check_tags,
     given_back,
     id_bytes,
@@ -153,7 +154,7 @@ class MilvusStore(Store):
         """Milvus has no change of one field. The crc stays: a damaged vector is still known as one."""
         count = 0
         with self._server.writing():
-            for block in rows.blocks(dict.fromkeys(values), self._block):
+            for block in blocks(dict.fromkeys(values), self._block):
                 changed = [rows.fitting(row | change(row)) for row in self._in(field, block, ALL, condition)]
                 self._upsert(changed)
                 count += len(changed)
@@ -197,12 +198,12 @@ class MilvusStore(Store):
                 self._rewrite("sha256", codes, lambda _: {"text": rows.FEATURES}, rows.with_features(False))
 
     def _upsert(self, changed: Iterable[Row]) -> None:
-        for block in rows.blocks(changed, self._block):
+        for block in blocks(changed, self._block):
             self._server.change("upsert", data=block)
 
     def _delete(self, keys: Iterable[str]) -> int:
         keys = list(keys)
-        for block in rows.blocks(keys, PAGE):
+        for block in blocks(keys, PAGE):
             self._server.change("delete", ids=block)
         return len(keys)
 
@@ -255,7 +256,7 @@ class MilvusStore(Store):
         condition = rows.with_features(False)
         yield from map(rows.record, self._server.pages(condition, RECORD, PAGE))
         if check and self._files is not None:
-            for block in rows.blocks(self._server.pages(rows.with_features(), RECORD, PAGE), PAGE // 10):
+            for block in blocks(self._server.pages(rows.with_features(), RECORD, PAGE), PAGE // 10):
                 yield from map(rows.record, self._damaged_features(block))
 
     def _damaged_features(self, block: list[Row]) -> Iterator[Row]:
@@ -271,7 +272,7 @@ class MilvusStore(Store):
         return FeatureCount(images, sum(sizes) if images <= SAMPLE else round(sum(sizes) / len(sizes) * images))
 
     def _in(self, field: str, values: Iterable[str], fields: list[str], condition: str = "") -> list[Row]:
-        parts = rows.blocks(dict.fromkeys(values), self._block if "vector" in fields else PAGE)
+        parts = blocks(dict.fromkeys(values), self._block if "vector" in fields else PAGE)
         asked = (f"{field} in {json.dumps(part)}" + (f" and {condition}" if condition else "") for part in parts)
         return [row for one in asked for row in self._server.query(one, fields, LIMIT)]
 
@@ -279,7 +280,7 @@ class MilvusStore(Store):
         return self._in("key", (rows.key(kind, path) for path in paths), fields)
 
     def _blocks(self, fields: list[str]) -> Iterator[list[Row]]:
-        return rows.blocks(self._server.pages(rows.images(), fields, self._block), self._block)
+        return blocks(self._server.pages(rows.images(), fields, self._block), self._block)
 
     def _search(
         self,
@@ -315,7 +316,7 @@ class MilvusStore(Store):
                 records = [rows.record(block[i]) for i in np.flatnonzero(sound)]
                 yield Block(records, vectors[sound], self.features([one.id for one in records]))
 
-        copy_to_folder(dest, self.meta, images(), self.bad_files(), self.notes(), self.forgotten())
+        copy_to_folder(dest, self, images(), self.bad_files())
 
     def _problems(self) -> Iterator[str]:
         for block in self._blocks(ALL):
@@ -335,7 +336,7 @@ class MilvusStore(Store):
         with server.writing():
             server.change("delete", filter=f'{rows.of_kind(rows.FORGOTTEN)} and text < "{long_ago()}"')
             if self._files is not None:
-                for block in rows.blocks(self._files.contents(), PAGE):
+                for block in blocks(self._files.contents(), PAGE):
                     self._files.remove(set(block) - {row["sha256"] for row in self._in_use(block)})
             now = structures.current(server)
             if (kind := structures.wanted(server, len(self), now.kind)) != now.kind:

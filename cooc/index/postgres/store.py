@@ -341,7 +341,7 @@ class PostgresStore(Store):
 
         with self._server.explained(), self._server.connect() as connection, connection.transaction():
             bad = pages(lambda last, size: tables.bad_page(connection, last, size))
-            copy_to_folder(dest, self.meta, images(connection), bad, self.notes(), self.forgotten())
+            copy_to_folder(dest, self, images(connection), bad)
 
     def _problems(self) -> list[str]:
         return self._read(self._problems_seen)
