@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     Vector = np.ndarray[Any, np.dtype[np.float32]]
     Image = Picture | Tensor
 
-__all__ = ["Descriptor", "load_backbone"]
-
 NOT_FINITE = "The network gave NaN or infinity. Check its weights and the dtype, or use --device cpu."
 FEATURELESS = "The network finds nothing in it (a picture of one colour?). Remove it, or use another recipe."
 

@@ -29,28 +29,6 @@ from typing import Any
 
 PARTIAL = 3  # exit code: done, some files left out and reported
 
-__all__ = [
-    "PARTIAL",
-    "BoxError",
-    "CoocError",
-    "DatasetError",
-    "ImageError",
-    "InputError",
-    "MachineError",
-    "NoMemoryError",
-    "StoreDamagedError",
-    "StoreError",
-    "StoreLockedError",
-    "StoreMismatchError",
-    "StoreMissingError",
-    "UnknownNameError",
-    "UnreadableError",
-    "VectorDamagedError",
-    "WeightsError",
-    "WhiteningError",
-    "counted",
-]
-
 
 def counted(count: int, what: str) -> str:
     """For messages: "1 picture", "1,000 pictures"."""

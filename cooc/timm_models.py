@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from cooc.errors import InputError, UnknownNameError
 
-__all__ = ["TimmModel", "published_weights", "timm_model"]
-
 
 @dataclass(frozen=True)
 class TimmModel:

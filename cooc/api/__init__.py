@@ -8,6 +8,9 @@ schemas.py      what goes in and out, as OpenAPI shows it
 routes/         one function for each route: it calls the search object and shapes the answer
 services.py     what the routes share: the search object, processes that decode, bounded pools of threads
 pictures.py     files of the index, and small versions of them
+archive.py      files of the index as one ZIP
+overview.py     how many pictures each folder, tag and month has
+writing.py      who may change the index, where, and the opening of it that changes share
 indexing.py     one indexing run at a time, with its progress
 security.py     who may ask: token, host, origin; headers; nothing inside shows outside
 limits.py       how much may be asked: rates, sizes, times, bounded pools
@@ -70,6 +73,7 @@ def create_app(search: ImageSearch, settings: Settings | None = None) -> FastAPI
         docs_url=None,  # the usual page loads scripts from elsewhere; web/docs.html shows the same
         redoc_url=None,
         openapi_url=f"{PREFIX}/openapi.json",
+        generate_unique_id_function=lambda route: route.name,  # short names for whoever generates a client
     )
     app.state.services = services
     for router in (*routes.ROUTERS, metrics.router):

@@ -7,15 +7,15 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator
-from pathlib import PurePosixPath
+from contextlib import ExitStack
 
 from starlette.exceptions import HTTPException
 
 from cooc.api.schemas import IndexingOut
-from cooc.api.settings import Settings
+from cooc.api.writing import Writer
 from cooc.errors import CoocError
 from cooc.image_search import ImageSearch
-from cooc.index.sync import Report
+from cooc.index.report import Report
 from cooc.pictures import Folder
 from cooc.pictures.batches import default_workers
 
@@ -26,8 +26,8 @@ PERIOD, HEARTBEAT = 0.2, 15.0  # seconds
 
 
 class Indexing:
-    def __init__(self, search: ImageSearch, settings: Settings) -> None:
-        self.search, self.settings = search, settings
+    def __init__(self, search: ImageSearch, writer: Writer) -> None:
+        self.search, self.writer = search, writer
         self.state = IndexingOut(state="idle")
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -35,45 +35,40 @@ class Indexing:
         self._listeners = 0
 
     def folder(self, name: str) -> str:
-        """The folder of that name, if it may be indexed. Links are resolved before that is decided."""
-        if not isinstance(self.search.collection, Folder):
-            wanted = PurePosixPath(name.strip("/"))
-            if ".." in wanted.parts or not any(wanted.is_relative_to(folder) for folder in self.settings.folders):
-                raise HTTPException(403, f"{name!r} may not be indexed by request; `cooc serve --allow` allows it.")
-            return self.search.collection.address("" if wanted == PurePosixPath() else str(wanted))
-        root = self.search.root.resolve()
-        try:
-            found = (root / name.strip("/")).resolve(strict=True)
-        except (OSError, RuntimeError, ValueError):
-            raise HTTPException(404, f"There is no folder {name!r} in the collection.") from None
-        allowed = [(root / folder).resolve() for folder in self.settings.folders]
-        if not found.is_relative_to(root) or not any(found.is_relative_to(folder) for folder in allowed):
+        """The folder of that name, if it may be indexed."""
+        name, collection = name.strip("/"), self.search.collection
+        if isinstance(collection, Folder):
+            try:
+                (self.search.root / name).resolve(strict=True)
+            except (OSError, RuntimeError, ValueError):
+                raise HTTPException(404, f"There is no folder {name!r} in the collection.") from None
+        if not self.writer.allowed(name):
             raise HTTPException(403, f"{name!r} may not be indexed by request; `cooc serve --allow FOLDER` allows it.")
-        if not found.is_dir():
-            raise HTTPException(404, f"{name!r} is no folder.")
-        return str(found)
+        return collection.address(name)
 
     def start(self, name: str) -> IndexingOut:
         folder = self.folder(name)
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
                 raise HTTPException(409, "An indexing run is under way: wait for it, or stop it.")
-            # The writer is another opening of the same index, so that searching goes on undisturbed.
-            writer = ImageSearch.open(self.search.index_path, write=True, descriptor=self.search.descriptor)
+            opened = ExitStack()
+            index = opened.enter_context(self.writer.open())  # now: who cannot have it is told
             self._stop.clear()
             self.state = IndexingOut(state="running", folder=name)
-            self._thread = threading.Thread(target=self._run, args=(writer, folder), name="indexing", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(opened, index, folder), name="indexing", daemon=True
+            )
             self._thread.start()
             return self.state
 
-    def _run(self, writer: ImageSearch, folder: str) -> None:
+    def _run(self, opened: ExitStack, index: ImageSearch, folder: str) -> None:
         def progress(report: Report) -> None:
             self.state = self.state.progressed(report)
 
         try:
-            with writer:
+            with opened:
                 workers = default_workers(self.search.descriptor.device.type)  # even for a few: not in this process
-                report = writer.index([folder], workers=workers, progress=progress, stop=self._stop.is_set)
+                report = index.index([folder], workers=workers, progress=progress, stop=self._stop.is_set)
             end = "stopped" if report.interrupted else "done"
             self.state = self.state.progressed(report).model_copy(update={"state": end})
         except CoocError as error:
@@ -104,7 +99,7 @@ class Indexing:
 
     def listen(self) -> AsyncIterator[str]:
         """Server-sent events: the state now, then whenever it has changed, until there is nothing to wait for."""
-        if self._listeners >= self.settings.streams:
+        if self._listeners >= self.writer.settings.streams:
             raise HTTPException(503, "Too many are listening: try again later.", {"Retry-After": "5"})
         self._listeners += 1
         return self._events()

@@ -12,6 +12,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -20,6 +21,7 @@ from urllib.parse import quote
 from PIL import Image
 from starlette.exceptions import HTTPException
 
+from cooc.api.schemas import shown
 from cooc.errors import ImageError
 from cooc.image_search import ImageSearch
 from cooc.index.store import Record
@@ -76,6 +78,19 @@ class Pictures:
         if not path.is_relative_to(root) or not stat.S_ISREG(status.st_mode):
             raise HTTPException(404, "The file of this picture does not lie in the collection's folder.")
         return StoredFile(path, status.st_size, status.st_mtime_ns, record, status)
+
+    def delete(self, records: Iterable[Record]) -> None:
+        """The files themselves; a link, not what it leads to. One that is gone already is none that fails."""
+        if not isinstance(self.search.collection, Folder):
+            raise HTTPException(
+                403, "Files are deleted in a folder of this machine only, not in an object store or tar."
+            )
+        for record in records:
+            try:
+                (self.search.root / record.path).unlink(missing_ok=True)
+            except OSError as error:
+                name = shown(record.path)
+                raise HTTPException(409, f"{name} cannot be deleted ({error.strerror}): nothing more was.") from None
 
     def content(self, file: StoredFile) -> Path | bytes:
         """A path, or the bytes of a file that lies elsewhere: what is not there any more is told apart."""

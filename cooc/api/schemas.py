@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, Any, Literal
 
@@ -9,9 +10,9 @@ from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from cooc.explanation.shares import Explanation, Shares
+from cooc.index.report import Report
 from cooc.index.shortlist import Match, Results
 from cooc.index.store import Filter, Record
-from cooc.index.sync import Report
 from cooc.pictures.boxes import Box
 from cooc.verification.agreement import Agreement
 from cooc.verification.probability import same_thing
@@ -21,6 +22,7 @@ __all__ = [
     "PREFIX",
     "BoxQuery",
     "Expansion",
+    "Ids",
     "ImageId",
     "Limit",
     "Reranking",
@@ -83,6 +85,10 @@ class SearchOptions(Where):
         default=None,
         description="Check the best results by geometry. By default that is done where the index has local features.",
     )
+
+
+class Ids(BaseModel):
+    ids: list[Annotated[str, Field(pattern=_ID)]] = Field(min_length=1, max_length=1000, description="Of pictures.")
 
 
 class Out(BaseModel):
@@ -159,9 +165,10 @@ class ResultsOut(Out):
     checked: bool = Field(description="Were the best results checked by geometry?")
     next_offset: int | None = Field(description="Where the next results begin; null if these were the last.")
     seconds: float
+    uploads: list[str] = Field(default=[], description="The sha256 of each picture that was sent, to mark results by.")
 
     @classmethod
-    def of(cls, results: Results, options: SearchOptions) -> ResultsOut:
+    def of(cls, results: Results, options: SearchOptions, uploads: Sequence[str] = ()) -> ResultsOut:
         matches = [MatchOut.found(match) for match in results.matches]
         following = options.offset + options.k
         more = len(matches) == options.k and following <= DEEPEST
@@ -171,17 +178,13 @@ class ResultsOut(Out):
             checked=results.checked,
             next_offset=following if more else None,
             seconds=results.seconds,
+            uploads=list(uploads),
         )
 
 
 class PicturesOut(Out):
     pictures: list[Picture] = Field(description="In the order of their paths.")
     next_after: str | None = Field(description="`after` for the next ones; null if these were the last.")
-
-
-class FoldersOut(Out):
-    folders: list[str] = Field(description="Directly below the one asked for.")
-    complete: bool = Field(description="False: there are more.")
 
 
 class GroupsOut(Out):

@@ -6,19 +6,23 @@ a search nor the thumbnails of a page waiting. No picture is opened in this proc
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Annotated
 
 from fastapi import Depends, Request
+from starlette.concurrency import iterate_in_threadpool
 
 from cooc.api.indexing import Indexing
 from cooc.api.limits import Pool
 from cooc.api.metrics import Metrics
+from cooc.api.overview import Overview
 from cooc.api.pictures import Pictures
 from cooc.api.settings import Settings
+from cooc.api.writing import Writer, check_change
 from cooc.errors import MachineError
 from cooc.image_search import ImageSearch
 from cooc.pictures.boxes import Box
@@ -26,7 +30,7 @@ from cooc.pictures.decode import MAX_PIXELS, Decoded, Picture, decode_ahead
 from cooc.pictures.decoders import Decoders, Limits
 from cooc.verification.engines import LONGEST
 
-__all__ = ["Services", "Shared"]
+__all__ = ["Changing", "Services", "Shared"]
 
 log = logging.getLogger("cooc.api")
 LAST = 1.0  # seconds for what still runs when everybody has been answered; a network cannot be interrupted
@@ -41,9 +45,13 @@ class Services:
         self.searching = Pool("searching", settings.searching, settings.searching_waiting)
         self.decoding = Pool("decoding", settings.decoding, settings.decoding_waiting)  # what clients send
         self.showing = Pool("showing", settings.showing, settings.showing_waiting)  # pictures of the index
-        self.pools = [self.describing, self.searching, self.decoding, self.showing]
+        self.exporting = Pool("exporting", 1, 1)  # writes as much as the index has vectors
+        self.pools = [self.describing, self.searching, self.decoding, self.showing, self.exporting]
         self.pictures = Pictures(search, self.decoders, settings.thumbnail_bytes)
-        self.indexing = Indexing(search, settings)
+        self.writer = Writer(search, settings)
+        self.overview = Overview(search, self.writer)
+        self.indexing = Indexing(search, self.writer)
+        self._streams = asyncio.Semaphore(settings.downloads)
         self.metrics = Metrics(search, self.pools)
         self.ended = False
 
@@ -76,6 +84,12 @@ class Services:
             others_wait=others_wait,
         )
 
+    async def stream(self, blocks: Iterator[bytes]) -> AsyncIterator[bytes]:
+        """Blocks that are made while they are sent; where too many are being sent, it waits for its turn."""
+        async with self._streams:
+            async for block in iterate_in_threadpool(blocks):
+                yield block
+
     def start(self) -> None:
         """Have processes ready, so that the first request does not wait for one, nor a thumbnail behind uploads."""
         with suppress(MachineError):  # it is said when one is needed
@@ -97,4 +111,11 @@ def _services(request: Request) -> Services:
     return services
 
 
+def _changing(request: Request) -> Services:
+    services = _services(request)
+    check_change(services.settings, request.client.host if request.client else "")
+    return services
+
+
+Changing = Annotated[Services, Depends(_changing)]  # what a route asks for that changes something
 Shared = Annotated[Services, Depends(_services)]  # what a route asks for

@@ -17,7 +17,7 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 class Settings:
     token: str | None = None  # None: whoever reaches the server may ask, so it must be bound to loopback
     hosts: frozenset[str] = LOOPBACK  # names in a browser's address bar that are ours, where there is no token
-    folders: tuple[Path, ...] = ()  # that may be indexed by request, with all below them
+    folders: tuple[Path, ...] = ()  # that requests may change, with all below them: indexing, removal, tags, marks
 
     upload_bytes: int = 32 << 20  # of a whole request
     upload_pixels: int = 80_000_000  # of one picture
@@ -45,6 +45,8 @@ class Settings:
     showing: int = max(2, min(4, os.cpu_count() or 1))  # processes that decode pictures of the index, for thumbnails
     showing_waiting: int = 256
     streams: int = 16  # that may listen to the progress of indexing
+    zip_bytes: int = 2 << 30  # of all files in one ZIP
+    downloads: int = 4  # ZIPs that are sent at a time; others wait
     thumbnail_bytes: int = 64 << 20  # kept in memory
 
     def __post_init__(self) -> None:

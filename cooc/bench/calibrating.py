@@ -31,8 +31,6 @@ from cooc.index.store import Record
 from cooc.pictures.batches import Item
 from cooc.pictures.boxes import Box
 
-__all__ = ["about", "from_dataset", "from_marks"]
-
 LEAST = 10  # marks of either kind: fewer say nothing
 
 Vectors = NDArray[np.float32]
@@ -64,9 +62,12 @@ def from_marks(
     workers: int | None = None,
     progress: Counted | None = None,
 ) -> tuple[Calibration, dict[str, Any], list[str]]:
-    """Fitted on all marks; the last value says which were left out, and why. `folder`: where queries may lie, too."""
-    asked: dict[tuple[str, Box | None], tuple[int, Item | Record]] = {}
-    used, left_out = list[tuple[int, Record, bool]](), list[str]()
+    """Fitted on all marks; the last value says which were left out, and why. `folder`: where queries may lie, too.
+
+    Of a query that is nowhere any more the score counts that was kept with the mark, if such scores are still made.
+    """
+    asked: dict[tuple[str, Box | None], tuple[int, Item | Record | None]] = {}
+    used, left_out = list[tuple[int, Record, Mark]](), list[str]()
     for mark in marks:
         try:
             (record,) = search.store.find([mark.path])
@@ -80,17 +81,21 @@ def from_marks(
             left_out.append(str(error))
             continue
         asked[key] = row, query
-        used.append((row, record, mark.right))
-    right = sum(mark for _, _, mark in used)
+        used.append((row, record, mark))
+    right = sum(mark.right for _, _, mark in used)
     wrong = len(used) - right
     if min(right, wrong) < LEAST:
         said = f"{right} right and {wrong} wrong marks are too few: mark at least {LEAST} of either kind."
         raise InputError(" ".join([said, *left_out[:3]]))
-    queries = _vectors(search, [query for _, query in asked.values()], workers, progress)  # (Q, D)
+    known = {row: query for row, query in asked.values() if query is not None}
+    queries = dict(zip(known, _vectors(search, list(known.values()), workers, progress), strict=True))  # row -> (D,)
     pictures = _vectors(search, [record for _, record, _ in used])  # (marks, D)
     rows = np.array([row for row, _, _ in used])
-    scores = np.einsum("nd,nd->n", queries[rows], pictures).astype(np.float64)
-    curve, report = judge(Scored(rows, scores, np.array([mark for _, _, mark in used])))
+    scores = [
+        float(queries[row] @ picture) if row in queries else mark.score
+        for (row, _, mark), picture in zip(used, pictures, strict=True)
+    ]
+    curve, report = judge(Scored(rows, np.array(scores, np.float64), np.array([mark.right for _, _, mark in used])))
     return *_named(curve, report, search, f"{right} right and {wrong} wrong marks"), left_out
 
 
@@ -106,14 +111,16 @@ def _named(
     return replace(curve, fitted_on=fitted_on), {"space": search.space, "fitted_on": fitted_on, **report}
 
 
-def _query(search: ImageSearch, mark: Mark, folder: Path | None) -> Item | Record:
-    """A picture of the index by that name, or a file: from here, or beside the marks."""
+def _query(search: ImageSearch, mark: Mark, folder: Path | None) -> Item | Record | None:
+    """A picture of the index by that name, or a file: from here, or beside the marks; None: its score stands for it."""
     (record,) = search.store.find([mark.query])
     if record is not None:
         return record if mark.box is None else Item(None, search.file(record.id), mark.box)
     for path in (Path(mark.query), *([folder / mark.query] if folder else [])):
         if path.is_file():
             return Item(None, path, mark.box)
+    if mark.score is not None and mark.space == search.space:
+        return None
     raise InputError(f"The query {mark.query} is neither a file nor in the index {search.index_name}.")
 
 

@@ -5,6 +5,8 @@
 
 A .csv as above (query, picture of the index, mark, and the box of the query if it had one; a first line that names the
 columns is understood), or a .json with a list of {"query": ..., "path": ..., "mark": ..., "box": [...] or null}.
+Marks made on the page are kept in the index itself. There a query may be a picture that is nowhere any more, known by
+its sha256: then the score that it had is kept.
 """
 
 from __future__ import annotations
@@ -12,19 +14,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cooc.errors import InputError
+from cooc.index.store import Store
 from cooc.pictures.boxes import Box, check_box, parse_box
-
-__all__ = ["ENDINGS", "Mark", "read_marks"]
 
 ENDINGS = (".csv", ".json")
 COLUMNS = ("query", "path", "mark", "box")
 MARKS = {"right": True, "wrong": False}
+NOTE = "marks"  # of an index
+MOST = 2000  # that an index keeps: its notes are read with each search
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,32 @@ class Mark:
     path: str  # a picture of the index, as results name it
     right: bool
     box: Box | None = None  # the part of the query that was looked for
+    score: float | None = None  # that the picture had, for a query that cannot be described again
+    space: str = ""  # what kind of score (`ImageSearch.space`)
+
+    @property
+    def key(self) -> tuple[str, str, Box | None]:
+        return self.query, self.path, self.box
+
+
+def kept_marks(store: Store) -> list[Mark]:
+    """Marks that the index keeps, the oldest first."""
+    rows = store.notes().get(NOTE) or []
+    return [Mark(**{**row, "box": None if row["box"] is None else check_box(row["box"])}) for row in rows]
+
+
+def keep_marks(store: Store, marks: Iterable[Mark], *, forget: bool = False) -> None:
+    """Keep these, each in the place of an earlier mark of the same result; or forget them."""
+    kept = {mark.key: mark for mark in kept_marks(store)}
+    for mark in marks:
+        kept.pop(mark.key, None)
+        if not forget:
+            kept[mark.key] = mark
+    if len(kept) > MOST:
+        raise InputError(
+            f"An index keeps at most {MOST} marks: learn from them (cooc calibrate --marked), take some back."
+        )
+    store.note(NOTE, [asdict(mark) for mark in kept.values()] or None)
 
 
 def read_marks(file: Path) -> list[Mark]:
@@ -48,7 +77,7 @@ def read_marks(file: Path) -> list[Mark]:
             mark = _mark(row)
         except InputError as error:
             raise InputError(f"{file}, {place}: {error} Write query,path,right or query,path,wrong.") from error
-        marks[mark.query, mark.path, mark.box] = mark
+        marks[mark.key] = mark
     if not marks:
         raise InputError(f"There are no marks in {file}. Write lines of query,path,right and query,path,wrong.")
     return list(marks.values())

@@ -31,8 +31,6 @@ from cooc.verification.features import unpack
 from cooc.verification.rounds import LEAST, SHORTLIST, TOP, rounds
 from cooc.verification.verifier import verify
 
-__all__ = ["STAGES", "Agreements", "local_features", "verified_rankings"]
-
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
 

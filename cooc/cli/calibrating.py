@@ -28,6 +28,7 @@ def calibrate(
         ),
     ] = None,
     index: IndexOption = "",
+    marked: Annotated[bool, typer.Option("--marked", help="Learn from the marks made on the page.")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Forget the calibration that the index has.")] = False,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE.json", help="Write how true it is, bin by bin.")
@@ -41,12 +42,12 @@ def calibrate(
     """
     from cooc.image_search import ImageSearch
 
-    if forget == (source is not None):
-        raise InputError("Give a folder of labelled pictures or a file of marks, or --forget.")
+    if [forget, marked, source is not None].count(True) != 1:
+        raise InputError("Give a folder of labelled pictures or a file of marks, or --marked, or --forget.")
     if report is not None:
         _check_output(report, ".json")
     with ImageSearch.open(find_index(index), write=True, device=device) as search:
-        if source is None:
+        if forget:
             search.calibrate(None)
             out.print(f"Forgotten. Calibrated on {_worth(search)}.", markup=False)
             return
@@ -62,15 +63,17 @@ def calibrate(
         raise typer.Exit(PARTIAL)
 
 
-def _fit(search: ImageSearch, source: Path, workers: int | None) -> tuple[dict[str, Any], list[str]]:
+def _fit(search: ImageSearch, source: Path | None, workers: int | None) -> tuple[dict[str, Any], list[str]]:
     """The report, and what was left out. The curve is in the index then."""
     from cooc.bench.calibrating import about, from_dataset, from_marks
-    from cooc.bench.marks import ENDINGS, read_marks
+    from cooc.bench.marks import ENDINGS, kept_marks, read_marks
     from cooc.datasets.retrieval import load_dataset
 
     with counting("describing") as show:
         left_out: list[str] = []
-        if source.is_dir():
+        if source is None:
+            curve, found, left_out = from_marks(search, kept_marks(search.store), workers=workers, progress=show)
+        elif source.is_dir():
             dataset = load_dataset(str(source), source.parent)
             curve, found = from_dataset(search, dataset, workers=workers, progress=show)
         elif source.suffix.lower() in ENDINGS:

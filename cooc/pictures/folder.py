@@ -15,8 +15,6 @@ from cooc.pictures.collection import Entry, Fetched, OnError, Stamp, below, fail
 from cooc.pictures.decode import EXTENSIONS, Picture
 from cooc.pictures.faults import check_regular, open_regular
 
-__all__ = ["Folder", "list_images", "relative_path"]
-
 _log = logging.getLogger("cooc")
 
 

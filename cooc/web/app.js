@@ -298,7 +298,7 @@ async function fillFolders() {
   const chosen = menu.value;
   const { folders, complete } = await call("folders", { query: { below: chosen } });
   const way = chosen.split("/").map((_, i, parts) => parts.slice(0, i + 1).join("/")).filter(Boolean);
-  const entries = [["", "All folders"], ...way.map((path) => [path, path]), ...folders.map((path) => [path, `${path} ›`])];
+  const entries = [["", "All folders"], ...way.map((path) => [path, path]), ...folders.map(({ path, pictures }) => [path, `${path} (${pictures}) ›`])];
   menu.replaceChildren(...entries.map(([value, text]) => new Option(text, value, false, value === chosen)));
   if (!complete) menu.append(Object.assign(new Option("and more"), { disabled: true }));
 }

@@ -43,7 +43,7 @@ from cooc.errors import InputError
 from cooc.image_search import ImageSearch
 from cooc.index.calibration import Calibration
 from cooc.index.shortlist import NEAR_DUPLICATE
-from cooc.index.store import Filter, Record
+from cooc.index.store import Filter
 from cooc.pictures.decoders import Decoders
 from cooc.reranking import EXPANSIONS, RERANKERS
 from cooc.verified_duplicates import LEAST
@@ -195,25 +195,6 @@ def test_lists_come_in_pages(client: httpx.Client) -> None:
         after = {"after": page["next_after"]}
     assert seen == sorted(seen)
     assert len(seen) == 18
-    assert client.get(f"{API}/folders").json() == {
-        "folders": ["animals", "people", "space", "things"],
-        "complete": True,
-    }
-    assert client.get(f"{API}/folders", params={"below": "space"}).json()["folders"] == []
-
-
-def test_folders_of_folders(tmp_path: Path) -> None:
-    """One look for each folder: however many pictures it holds, and whatever is beside it."""
-    from cooc.api.routes.pictures import _folders
-    from tests.tiny import open_index
-
-    names = ["a/1.jpg", "a/b/1.jpg", "a/b/2.jpg", "a/b-c/1.jpg", "a/\U0010ffff\U0010ffff/1.jpg", "ab/1.jpg", "z.jpg"]
-    with open_index(tmp_path / ".cooc") as search:
-        vector = np.zeros((len(names), search.meta.dim), np.float32)
-        vector[:, 0] = 1
-        search.store.add([Record(name, 1, 1, f"{i:064x}", 1, 1) for i, name in enumerate(names)], vector)
-        assert list(_folders(search, "")) == ["a", "ab"]
-        assert list(_folders(search, "a")) == ["a/b-c", "a/b", "a/\U0010ffff\U0010ffff"]
 
 
 def test_near_duplicates_of_a_folder(client: httpx.Client) -> None:
@@ -820,9 +801,10 @@ def test_indexing_can_be_stopped(tmp_path: Path) -> None:
 
 def test_listeners_are_bounded(search: ImageSearch) -> None:
     from cooc.api.indexing import Indexing
+    from cooc.api.writing import Writer
 
     async def story() -> None:
-        indexing = Indexing(search, Settings(streams=1))
+        indexing = Indexing(search, Writer(search, Settings(streams=1)))
         first = indexing.listen()
         with pytest.raises(HTTPException) as refused:
             indexing.listen()

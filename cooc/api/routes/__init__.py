@@ -1,7 +1,7 @@
 """One function for each route: it calls the search object, in a bounded pool, and shapes the answer."""
 
-from cooc.api.routes import indexing, pictures, searching, server
+from cooc.api.routes import browsing, downloads, indexing, keeping, pictures, searching, server
 
 __all__ = ["ROUTERS"]
 
-ROUTERS = (server.router, searching.router, pictures.router, indexing.router)
+ROUTERS = tuple(room.router for room in (server, searching, browsing, pictures, downloads, keeping, indexing))

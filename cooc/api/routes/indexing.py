@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from cooc.api.schemas import PREFIX, Folder, IndexingOut, problems
-from cooc.api.services import Shared
+from cooc.api.services import Changing, Shared
 
 __all__ = ["router"]
 
@@ -14,19 +14,19 @@ router = APIRouter(prefix=PREFIX, responses=problems())
 
 
 @router.get("/indexing", tags=["indexing"])
-async def indexing_state(services: Shared) -> IndexingOut:
+async def get_indexing(services: Shared) -> IndexingOut:
     """How far the indexing run is, or how the last one ended."""
     return services.indexing.state
 
 
 @router.post("/indexing", tags=["indexing"], status_code=202, responses=problems(400, 404, 409))
-async def start_indexing(services: Shared, folder: Folder) -> IndexingOut:
+async def start_indexing(services: Changing, folder: Folder) -> IndexingOut:
     """Bring the index up to date with a folder, if the server allows that (`cooc serve --allow FOLDER`)."""
     return await services.describing.run(services.indexing.start, folder.folder)
 
 
 @router.delete("/indexing", tags=["indexing"], status_code=202, responses=problems(409))
-async def stop_indexing(services: Shared) -> IndexingOut:
+async def stop_indexing(services: Changing) -> IndexingOut:
     """Stop it. What was done stays, and the next run goes on from there."""
     return await services.searching.run(services.indexing.stop)
 
@@ -39,7 +39,7 @@ async def stop_indexing(services: Shared) -> IndexingOut:
         200: {"content": {"text/event-stream": {}}, "description": "`progress` events, with the state in JSON."}
     },
 )
-async def indexing_events(services: Shared) -> StreamingResponse:
+async def follow_indexing(services: Shared) -> StreamingResponse:
     """The state of indexing now, and each time it changes, as server-sent events, until the run ends."""
     events = services.indexing.listen()
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any
@@ -55,8 +56,10 @@ async def search_by_upload(services: Shared, image: Uploads, options: Asked, box
     if len(box) > len(image):
         raise InputError(f"{counted(len(image), 'picture')} came with {counted(len(box), 'box')}.")
     boxes = [parse_box(text) if text else None for text in box] + [None] * (len(image) - len(box))
-    pictures = [await services.decode_sent(await one.read(), part) for one, part in zip(image, boxes, strict=True)]
-    return await services.describing.run(partial(_search, services, options, image=pictures, box=boxes))
+    sent = [await one.read() for one in image]
+    pictures = [await services.decode_sent(data, part) for data, part in zip(sent, boxes, strict=True)]
+    names = [hashlib.sha256(data).hexdigest() for data in sent]
+    return await services.describing.run(partial(_search, services, options, image=pictures, box=boxes, names=names))
 
 
 @router.get("/images/{id}/similar", tags=["search"], responses=problems(404))
@@ -75,7 +78,14 @@ async def search_by_id(services: Shared, id: ImageId, options: Asked, box: BoxQu
 
 
 def _search(
-    services: Services, options: SearchOptions, *, image: Any = None, box: Any = None, id: str = "", without: str = ""
+    services: Services,
+    options: SearchOptions,
+    *,
+    image: Any = None,
+    box: Any = None,
+    id: str = "",
+    without: str = "",
+    names: Sequence[str] = (),
 ) -> ResultsOut:
     settings: dict[str, Any] = {
         "k": options.k,
@@ -89,11 +99,11 @@ def _search(
     }
     if id:
         return ResultsOut.of(services.search.search_id(id, **settings), options)
-    return ResultsOut.of(services.search.search(image, box, without=without, **settings), options)
+    return ResultsOut.of(services.search.search(image, box, without=without, **settings), options, names)
 
 
 @router.get("/images/{id}/near-duplicates", tags=["search"], responses=problems(404))
-async def near_duplicates_of(
+async def list_near_duplicates_of(
     services: Shared, id: ImageId, threshold: LeastSimilarity = NEAR_DUPLICATE, k: Limit = 50
 ) -> ResultsOut:
     """Pictures that are almost the same as this one."""
@@ -107,7 +117,7 @@ async def near_duplicates_of(
 
 
 @router.get("/near-duplicates", tags=["search"])
-async def near_duplicates(
+async def list_near_duplicates(
     services: Shared, where: WhereQuery, threshold: GroupSimilarity = None, limit: Limit = 50
 ) -> GroupsOut:
     """Groups of copies in a part of the collection that is not large: a folder, a month.

@@ -16,13 +16,13 @@ router = APIRouter(prefix=PREFIX, responses=problems())
 
 
 @router.get("/health", tags=["server"])
-async def health() -> Health:
+async def get_health() -> Health:
     """Is it up? Needs no token."""
     return Health()
 
 
 @router.get("/status", tags=["server"])
-async def status(services: Shared) -> StatusOut:
+async def get_status(services: Shared) -> StatusOut:
     """What the index holds."""
     search = services.search
     found = await services.searching.run(search.status)
@@ -41,7 +41,7 @@ async def status(services: Shared) -> StatusOut:
 
 
 @router.post("/session", tags=["server"], status_code=204, responses=problems(400))
-async def session(login: Login, request: Request, services: Shared) -> Response:
+async def log_in(login: Login, request: Request, services: Shared) -> Response:
     """A cookie for the token, since pictures in a page cannot send headers. For browsers; programs send the token."""
     if services.settings.token is not None and not security.check_token(login.token, services.settings):
         raise HTTPException(401, "This is not the server's token.", {"WWW-Authenticate": "Bearer"})
