@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cooc.image_search import ImageSearch
     from cooc.index.report import Report
 
-__all__ = ["finish", "running", "say"]
 
 SAID = 10  # files that are named at the end of a run; `cooc status --bad` names all that are bad
 EVENT_SECONDS = 1.0  # between two lines of --json

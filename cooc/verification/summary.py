@@ -21,8 +21,6 @@ from cooc.vectors import unit_rows
 from cooc.verification.coding import vectors
 from cooc.verification.features import unpack
 
-__all__ = ["nearest", "summarise"]
-
 Floats = NDArray[np.float32]
 
 ENGINE = "sift"  # whose descriptors do not change when the picture is turned
