@@ -22,7 +22,7 @@ from cooc.errors import PARTIAL, InputError, StoreLockedError
 if TYPE_CHECKING:
     from cooc.descriptor import Descriptor
 
-QUIET, LONGEST = 1000, 10_000  # milliseconds without a change, after which a burst is over; a longer one is cut there
+QUIET, LONGEST = 1000, 3000  # milliseconds without a change, after which a burst is over; a longer one is cut there
 
 
 @app.command()
@@ -71,7 +71,7 @@ def _changes(folder: Path, poll: bool) -> Iterator[set[Path]]:
 
     root = folder.absolute()
 
-    def matters(_: object, path: str) -> bool:
+    def matters(path: str) -> bool:
         file = Path(path)
         hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
         return not hidden and (file.suffix.lower() in EXTENSIONS or not file.is_file())
@@ -83,7 +83,7 @@ def _changes(folder: Path, poll: bool) -> Iterator[set[Path]]:
     try:
         for changes in watchfiles.watch(
             root,
-            watch_filter=matters,
+            watch_filter=None,  # or there would be no end of waiting while the index, which lies in it, is being read
             step=QUIET,
             debounce=LONGEST,
             rust_timeout=QUIET,
@@ -91,7 +91,7 @@ def _changes(folder: Path, poll: bool) -> Iterator[set[Path]]:
             force_polling=poll,
             ignore_permission_denied=True,
         ):
-            yield {place(path) for _, path in changes}
+            yield {place(path) for _, path in changes if matters(path)}
     except OSError as error:
         raise InputError(
             f"{str(folder)!r} cannot be watched ({error}). Where the system limits what may be watched, raise that "

@@ -40,7 +40,7 @@ class Watched:
         """However long that takes; a process that has ended will not get there."""
         while not reached():
             assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.1)
+            time.sleep(0.4)
 
     def said(self) -> str:
         return self.log.read_text()
