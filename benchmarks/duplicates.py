@@ -23,8 +23,6 @@ from cooc.pictures.decode import open_image
 from cooc.pictures.folder import list_images
 from cooc.provenance import provenance
 
-__all__ = ["KINDS", "measure_duplicates"]
-
 KINDS: dict[str, Callable[[Image.Image], Image.Image]] = {
     "re-saved": lambda p: p,
     "half-size": lambda p: p.resize((p.width // 2, p.height // 2)),

@@ -22,8 +22,6 @@ from cooc.image_search import ImageSearch
 from cooc.pictures.folder import list_images
 from cooc.provenance import provenance
 
-__all__ = ["measure_startup"]
-
 STEPS = """
 import json, sys, time
 before, steps = time.process_time(), {}

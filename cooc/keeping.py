@@ -20,8 +20,6 @@ from cooc.index.store import Record
 from cooc.pictures import Collection
 from cooc.pictures.decode import load_image
 
-__all__ = ["Choice", "choose"]
-
 LONGEST = 4096  # pixels, at which copies are compared; of two that are larger, the larger has more to see
 AS_LARGE, AS_SHARP, AS_HEAVY = 0.98, 0.85, 0.98  # of the best: what counts as equal
 MORE_DETAIL = 1.1  # sharpness of a larger picture, against a smaller one that is enlarged to its size

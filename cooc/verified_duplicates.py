@@ -39,7 +39,7 @@ from cooc.verification.verifier import verify
 __all__ = ["find_copies", "is_copy"]
 
 NEAREST, LEAST = 20, 0.15  # candidates by their vectors; cosines of copies: half-size 0.38 or more, turned 0 to 0.55
-TURNED, ALIKE = 5, 0.4  # candidates by their features, and the least cosine of those
+TURNED, ALIKE = 10, 0.2  # candidates by their features, and the least cosine of those
 BLOCK = 256  # pictures whose features are read at once
 INLIERS = 15
 AGREE = 0.68  # of the matches
@@ -63,7 +63,7 @@ def find_copies(
 
     Each picture is compared with its 20 nearest at most, and unless a similarity is demanded with a few that have like
     features, however they are turned. To find these, all summaries of features are compared with one another, which is
-    128 multiplications a pair.
+    256 multiplications a pair.
 
     `mirrored(id)` gives the local features of a picture's mirror image, empty where its file cannot be read: for
     those that are very similar and yet agree in nothing.

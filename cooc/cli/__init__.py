@@ -4,6 +4,7 @@
     describing.py     describe, heatmap, whiten, recipes
     weights.py        weights list | fetch | verify | export | import
     indexing.py       index, add, remove, tag, status
+    watching.py       watch
     calibrating.py    calibrate
     upkeep.py         verify, compact, snapshot, restore, rebuild, export, import
     searching.py      search
@@ -39,7 +40,9 @@ from cooc.errors import CoocError, InputError, MachineError
 __all__ = ["app", "err", "main", "out", "renew_consoles", "run"]
 
 # What people do with their pictures, in this order; all other commands come after these in the help.
-EVERYDAY = ("index", "search", "duplicates", "status", "add", "remove", "tag", "serve", "match", "explain", "heatmap")
+EVERYDAY = (
+    "index", "search", "duplicates", "status", "watch", "add", "remove", "tag", "serve", "match", "explain", "heatmap"
+)  # fmt: skip
 MOVED = ("figures",)  # cooc measuring itself: python -m benchmarks
 
 
@@ -149,5 +152,6 @@ from cooc.cli import (  # noqa: E402
     serving,  # noqa: F401
     training,  # noqa: F401
     upkeep,  # noqa: F401
+    watching,  # noqa: F401
     weights,  # noqa: F401
 )

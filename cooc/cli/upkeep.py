@@ -11,6 +11,7 @@ import typer
 from cooc.cli import app, err, out
 from cooc.cli.describing import DeviceOption, JsonOption, WorkersOption
 from cooc.cli.indexing import IndexOption, find_index
+from cooc.cli.runs import finish
 from cooc.errors import PARTIAL, counted
 
 
@@ -136,14 +137,32 @@ def export(
 
 @app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="FILE.npy|FILE.parquet", help="What `cooc export` wrote.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE.npy|FILE.parquet", help="What `cooc export` wrote, or vectors.")
+    ],
     index: Annotated[
         str, typer.Option("--index", metavar="INDEX", help="An index, or where to make one: a folder or an address.")
     ],
     root: Annotated[str, typer.Option(help="For a new index: the folder of its pictures.")] = "",
+    paths: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.txt", help="The pictures of FILE.npy, a line each: vectors of your own."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="With --paths: what the vectors are called. [default: as FILE]")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="With --paths: one line of JSON for each event.")] = False,
 ) -> None:
-    """Add the pictures of an exported index to another one, or make a new one of them."""
+    """Add the pictures of an exported index to another one, or make a new one of them.
+
+    With --paths, FILE.npy holds vectors (N, D) of any method, and FILE.txt the picture of each, below the root. Then
+    `cooc search` takes pictures of the index, `cooc duplicates` and the page work as ever, and `cooc index ROOT --index
+    INDEX --verify sift` adds local features. Another version of a method is another name, and another index.
+    """
     from cooc.image_search import ImageSearch
 
+    if paths is not None:
+        search, report = ImageSearch.import_vectors(source, paths, index, root=root or None, name=name or source.stem)
+        with search:
+            finish(search, report, False, as_json)
+        return
     with ImageSearch.import_from(source, index, root=root or None) as search:
         out.print(f"{counted(len(search.store), 'picture')} in {search.index_name}.", markup=False)

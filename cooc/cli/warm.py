@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from cooc.descriptor import Descriptor
     from cooc.image_search import ImageSearch
 
-__all__ = ["ask", "opened", "stay"]
 
 MINUTES = 5.0  # without a search, after which it ends
 PATIENCE = 1.0  # seconds until a process that was there already must have taken a search

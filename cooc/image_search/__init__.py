@@ -11,9 +11,12 @@ while one process, which has opened the index with write=True, changes it.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +40,8 @@ from cooc.index.shortlist import (
 )
 from cooc.index.store import Filter, Record, Vectors, id_bytes
 from cooc.pictures.boxes import Box, check_box
-from cooc.pictures.decode import is_picture, load_view
+from cooc.pictures.decode import image_info, is_picture, load_view
+from cooc.recipes import no_network
 from cooc.verification.agreement import Agreement
 from cooc.verification.engines import LONGEST, QUERY, extract
 from cooc.verification.features import unpack
@@ -205,7 +209,20 @@ class ImageSearch(ChangingIndex):
 
     def _describe(self, images: list[Any], boxes: list[Box | None]) -> NDArray[np.float32]:
         """One query: the sum of what each picture gives, as a unit vector (D,)."""
+        if self.config.given:
+            return unit(self.vectors([self._known(*query) for query in zip(images, boxes, strict=True)]).sum(axis=0))
         return unit(self.descriptor.describe(images, boxes).numpy().sum(axis=0))
+
+    def _known(self, image: Any, box: Box | None) -> str:
+        """The id of a picture of the index, by its content: no other has a vector, if none can be made here."""
+        found: list[Record] = []
+        if box is None and isinstance(image, (bytes, str, os.PathLike)):
+            image_info(image)  # or what is wrong with it is said
+            data = image if isinstance(image, bytes) else Path(image).read_bytes()
+            found = self.store.by_sha256(hashlib.sha256(data).hexdigest())
+        if not found:
+            raise no_network(self.config)
+        return found[0].id
 
     def duplicates(
         self, threshold: float | None = None, *, where: Filter | None = None, verify: bool | None = None

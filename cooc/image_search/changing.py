@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
+from cooc import __version__
 from cooc.activations import resolve_device
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreMissingError
@@ -28,10 +29,12 @@ from cooc.index.calibration import Calibration
 from cooc.index.completing import complete_features
 from cooc.index.copying import restore, take_over
 from cooc.index.engine import Engine, Here
+from cooc.index.given import Given
 from cooc.index.importing import Exported, import_index
 from cooc.index.report import Progress, Report, Stop
-from cooc.index.store import FORMAT, Filter, blocks, several
-from cooc.recipes import DescriptorConfig, find_recipe
+from cooc.index.store import FORMAT, Filter, StoreMeta, blocks, several
+from cooc.pictures import open_collection
+from cooc.recipes import GIVEN, DescriptorConfig, find_recipe
 from cooc.verification.extraction import Extraction
 from cooc.verification.words import ENGINE
 
@@ -167,6 +170,46 @@ class ChangingIndex(OpenIndex):
                 shutil.rmtree(index)
             raise
         return search
+
+    @classmethod
+    def import_vectors(
+        cls,
+        vectors: Path_,
+        paths: Path_,
+        index: Path_,
+        *,
+        root: Path_ | None = None,
+        name: str,
+        progress: Progress | None = None,
+    ) -> tuple[Self, Report]:
+        """An index of vectors that another method made, called `name`; into one of that name, those of new pictures.
+
+        `vectors`: an .npy file (N, D). `paths`: a text file with N lines, the pictures below the root of the index.
+        """
+        config = DescriptorConfig(backbone=GIVEN + name, pooling="spoc", cooccurrence="none")
+        try:
+            search = cls.open(index, write=True)
+        except StoreMissingError:
+            search = None
+        place = open_collection(root or Path(index).absolute().parent) if search is None else search.collection
+        try:
+            given = Given(Path(vectors), Path(paths), place)
+            meta = StoreMeta(
+                recipe=name,
+                config=config.as_dict(),
+                config_hash=config.hash,
+                weights_hash=config.hash,
+                dim=given.dim,
+                root=keep_root(index, root) if search is None else search.collection.url,
+                cooc_version=__version__,
+            )
+            search = search or cls(create_store(address(index), meta), index)
+            search._check(meta)
+            return search, sync.add_files(search.store, search.collection, given, given.paths, progress=progress)
+        except BaseException:
+            if search is not None:
+                search.close()
+            raise
 
     @classmethod
     def rebuild(

@@ -1,6 +1,6 @@
 """One short vector for all local features of a picture, the same however the picture is turned.
 
-    summaries = summarise(lambda: iter(codes))  # (N, 128): unit vectors, of what an index keeps of N pictures
+    summaries = summarise(lambda: iter(codes))  # (N, 256): unit vectors, of what an index keeps of N pictures
     nearest(summaries, 10, 0.3)                 # for each of them those that may be its turned copies
 
 A network's vector changes when a picture is turned, so that a turned copy need not be among the nearest by it. SIFT
@@ -21,19 +21,17 @@ from cooc.vectors import unit_rows
 from cooc.verification.coding import vectors
 from cooc.verification.features import unpack
 
-__all__ = ["nearest", "summarise"]
-
 Floats = NDArray[np.float32]
 
 ENGINE = "sift"  # whose descriptors do not change when the picture is turned
 DIRECTIONS = 16  # by which cells are chosen: two each
 SAMPLE = 1000  # pictures from which the usual descriptors are learnt
-DIM = 128
+DIM = 256
 BLOCK = 1024
 
 
 def summarise(codes: Callable[[], Iterator[bytes | None]]) -> Floats:
-    """(N, 128), a row of zeros for a picture without such features. `codes()` goes through them, twice."""
+    """(N, 256), a row of zeros for a picture without such features. `codes()` goes through them, twice."""
     sums, counts = zip(*map(_cells, itertools.islice(codes(), SAMPLE)), strict=True)
     usual = sum(sums) / np.maximum(sum(counts), 1)[:, None]  # (32, D), or (32, 1) if there are no features at all
     sketch = np.random.default_rng(0).standard_normal((usual.size, DIM)).astype(np.float32)
