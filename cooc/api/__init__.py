@@ -33,6 +33,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
+from fastapi_swagger import resources as swagger
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
@@ -81,8 +82,7 @@ def create_app(search: ImageSearch, settings: Settings | None = None) -> FastAPI
     app.state.services = services
     for router in (*routes.ROUTERS, metrics.router):
         app.include_router(router)
-    swagger = Path(str(resources.files("fastapi_swagger.resources")))
-    app.mount("/swagger", StaticFiles(directory=swagger), name="swagger")
+    app.mount("/swagger", StaticFiles(directory=Path(str(resources.files(swagger)))), name="swagger")
     app.mount("/", Page(), name="page")
     security.hide_errors(app)
     # The last one added is the first to see a request.

@@ -1,11 +1,14 @@
 // The page: what is looked for on one side, what was found on the other. It speaks to the REST API and to nothing else.
 
-import { Problem, ask as request, boxText, call, onLogin, post, preview, search, thumbnail, url } from "./api.js";
+import { Problem, ask as request, boxText, call, post, preview, search, thumbnail, url } from "./api.js";
 import { BoxEditor } from "./box.js";
 import { describe, divider, makeCard, waitingCard } from "./cards.js";
 import { Compare } from "./compare.js";
 import * as filters from "./filters.js";
+import * as given from "./given.js";
 import { fromLink, toLink } from "./link.js";
+import "./login.js";
+import { noMatch, nothing, problem as tell, say } from "./notices.js";
 import { Selection } from "./selection.js";
 
 const $ = (id) => document.getElementById(id);
@@ -236,83 +239,12 @@ function boxChanged(again = true) {
   if (again) refreshSoon();
 }
 
-function say(text) { $("summary").textContent = text; }
+const problem = (error) => tell(error, refresh);
 
-function notice(title, lines, buttons = [], kind = "") {
-  const box = $("notice");
-  const heading = document.createElement("b");
-  heading.textContent = title;
-  const list = document.createElement("ul");
-  list.append(...lines.map((line) => Object.assign(document.createElement("li"), { textContent: line })));
-  const row = document.createElement("div");
-  row.className = "buttons";
-  row.append(...buttons.map(([text, action]) => {
-    const button = Object.assign(document.createElement("button"), { type: "button", textContent: text });
-    button.addEventListener("click", action);
-    return button;
-  }));
-  box.className = `notice ${kind}`;
-  box.replaceChildren(heading, ...(lines.length ? [list] : []), ...(buttons.length ? [row] : []));
-  box.hidden = false;
-}
-
-const clear = ["Clear the filters", () => $("clear").click()];
-
-function noMatch(checked) {
-  const tips = ["Draw a box around the thing itself.", "Try another photo of it, or add one."];
-  if (filters.filtered()) tips.unshift("Look in the whole collection: there are filters.");
-  const title = checked
-    ? "Nothing found: no picture agrees with yours in its details. The nearest are merely similar."
-    : "Nothing in this collection seems to show the same thing. These pictures are merely similar.";
-  notice(title, tips, filters.filtered() ? [clear] : []);
-}
-
-function nothing() {
-  say("");
-  if (filters.filtered()) notice("No picture passes the filters.", [], [clear]);
-  else notice("This collection is empty.", ["Index a folder: cooc index FOLDER"]);
-}
-
-function problem(error) {
-  const again = error.status === 422 ? [] : [["Try again", refresh]]; // what is broken stays so
-  const tips = error.status === 413 ? ["Draw on a smaller version of the photo, or scale it down."] : [];
-  notice(error instanceof Problem ? error.message : `Something went wrong: ${error.message}`, tips, again, "problem");
-}
-
-// --- photos that are given -------------------------------------------------------------------------------------------
-
-function given(files, join = false) {
-  const blobs = [...files].filter((one) => one.type.startsWith("image/") || /\.(heic|heif|avif|tiff?)$/i.test(one.name));
-  if (!blobs.length) {
-    if (files.length) notice("This is no picture.", ["Choose a photo: JPEG, PNG, WebP, HEIC, ..."], [], "problem");
-    return;
-  }
-  const pictures = blobs.map((blob) => ({ blob, url: URL.createObjectURL(blob), box: null }));
+function byPhotos(pictures, join) {
   const before = join && state.query && !state.query.pictures[0].id ? state.query.pictures : [];
   ask({ pictures: [...before, ...pictures], active: before.length });
 }
-
-let joining = false;
-$("file").addEventListener("change", (event) => {
-  given(event.target.files, joining);
-  event.target.value = "";
-});
-for (const [button, join] of [["choose", false], ["add", true]]) {
-  $(button).addEventListener("click", () => { joining = join; $("file").click(); });
-}
-addEventListener("paste", (event) => given(event.clipboardData.files));
-addEventListener("dragover", (event) => {
-  event.preventDefault();
-  document.body.classList.toggle("dropping", event.dataTransfer.types.includes("Files"));
-});
-addEventListener("dragleave", (event) => {
-  if (!event.relatedTarget) document.body.classList.remove("dropping");
-});
-addEventListener("drop", (event) => {
-  event.preventDefault();
-  document.body.classList.remove("dropping");
-  given(event.dataTransfer.files);
-});
 
 for (const id of Object.keys(SWITCHES)) $(id).addEventListener("change", refresh);
 $("whole").addEventListener("click", () => {
@@ -357,21 +289,6 @@ function showCollection() {
   return refresh();
 }
 
-let session; // one question, however many requests were refused
-onLogin(() => session ??= new Promise(() => { // the page begins again with it
-  $("login").showModal();
-  $("login").addEventListener("cancel", (event) => event.preventDefault());
-  $("login-form").addEventListener("submit", async (event) => {
-    event.preventDefault();
-    try {
-      await call("session", post({ token: $("token").value }));
-      location.reload();
-    } catch (error) {
-      $("login-problem").textContent = error.message;
-    }
-  });
-}));
-
 $("update").addEventListener("click", async () => {
   try {
     await call("indexing", post({ folder: $("update").dataset.folder }));
@@ -410,6 +327,7 @@ const compare = new Compare(searchBy);
 const fillMenus = () => filters.fill().catch(() => {}); // status has said it
 const selection = new Selection({ shown: () => state.matches, marksBy, onChanged: redraw, onTagged: fillMenus, onProblem: problem });
 filters.begin(refresh, problem);
+given.begin(byPhotos);
 if (matchMedia("(max-width: 760px)").matches) for (const id of ["options", "filters"]) $(id).open = false;
 fillMenus();
 showStatus().catch(problem).finally(() => state.query ?? begin()); // a photo may have been given meanwhile
