@@ -81,7 +81,7 @@ def take(page: Page, query: bytes) -> None:
     shoot(page, "page")
     page.locator(".card").first.hover()
     page.locator(".card .why").first.click()
-    page.wait_for_selector(".here")
+    page.wait_for_selector(".points circle, .here")
     shoot(page, "why")
 
 

@@ -21,8 +21,9 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Of one file of tests: as long as it is there, an event loop runs, and no other can."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert path, "These tests need a browser: `apt-get install chromium` (as root) brings it, or any package manager."
     expect.set_options(timeout=20_000)  # a busy machine is slow
