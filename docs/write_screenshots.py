@@ -34,8 +34,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "photos"
         query = write(root)
-        with ImageSearch.create(root / ".cooc", recipe=RECIPE, root=root) as search:
-            search.index([root])
+        with ImageSearch.create(root / ".cooc", recipe=RECIPE, root=root) as made:
+            made.index([root])
+        with ImageSearch.open(root / ".cooc") as search:
             settings = Settings(folders=(Path(),), keep_seconds=600)
             with serving(create_app(search, settings)) as address, sync_playwright() as playwright:
                 path = shutil.which("chromium") or shutil.which("chromium-browser")

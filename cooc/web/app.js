@@ -232,6 +232,7 @@ const byTouch = matchMedia("(pointer: coarse)").matches;
 function boxChanged(again = true) {
   const box = state.query.pictures[state.query.active].box;
   $("whole").hidden = !box;
+  $("part").hidden = Boolean(box);
   const draw = byTouch ? "Press long on the picture, then drag" : "Drag over the picture";
   $("hint").textContent = box
     ? "Searching for what is in the box. Move it, or drag its corners."
@@ -247,6 +248,7 @@ function byPhotos(pictures, join) {
 }
 
 for (const id of Object.keys(SWITCHES)) $(id).addEventListener("change", refresh);
+$("part").addEventListener("click", () => editor.picture?.width && editor.put());
 $("whole").addEventListener("click", () => {
   state.query.pictures[state.query.active].box = null;
   editor.show();
@@ -257,6 +259,11 @@ $("whole").addEventListener("click", () => {
 
 const nearEnd = () => $("more").getBoundingClientRect().top < innerHeight + 800;
 new IntersectionObserver(([entry]) => entry.isIntersecting && load(), { rootMargin: "800px" }).observe($("more"));
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says what is searched for, not where the focus is
+  $("results").focus();
+});
 
 addEventListener("popstate", (event) => begin(visited[event.state]));
 

@@ -72,6 +72,15 @@ export class BoxEditor {
     this.place();
   }
 
+  // Without a pointer: a box in the middle, which the keys then move.
+  put() {
+    const { width, height } = this.picture;
+    this.picture.box = [width / 4, height / 4, (3 * width) / 4, (3 * height) / 4];
+    this.show();
+    this.element.focus();
+    this.onChange();
+  }
+
   place() {
     const { width, height, box } = this.picture;
     const [x0, y0, x1, y1] = box;
