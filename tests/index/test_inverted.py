@@ -85,7 +85,7 @@ def ids(words: Inverted | None) -> list[bytes]:
 
 
 def test_it_follows_the_index(search: ImageSearch) -> None:
-    """What comes is added, what goes is left out, what is spoiled is made again; if nothing happens nothing is written."""
+    """What comes is added, what goes is left out, what is spoiled is made again; nothing is written without need."""
     folder = Path(search.index_path) / "words"
     assert ids(search.words) == sorted(bytes.fromhex(record.id) for record in search.store.records())
     before = list(folder.iterdir())
