@@ -22,6 +22,7 @@ from benchmarks.commands.serve import bench_serve
 from benchmarks.commands.speed import speed
 from benchmarks.commands.store import bench_store
 from benchmarks.commands.verify import verify_flat, verify_probability, verify_speed
+from benchmarks.commands.words import fit_words
 from cooc.cli import run
 
 app = typer.Typer(
@@ -49,6 +50,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify-probability": verify_probability,
     "verify-flat": verify_flat,
     "verify-speed": verify_speed,
+    "fit-words": fit_words,
     "tables": tables,
     "figures": figures,
 }

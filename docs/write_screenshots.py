@@ -1,4 +1,4 @@
-"""Take docs/images/page.jpg and why.jpg: the real page, in a real browser, over photographs that may be shown.
+"""Take docs/images/{page,why,browse,phone}.jpg: the real page, in a real browser, over photographs that may be shown.
 
     python docs/write_screenshots.py        needs the extra `dev` and chromium; a few minutes without a GPU
 
@@ -20,7 +20,7 @@ DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "examples")]
 
 import demo  # noqa: E402
-from cooc.api import create_app  # noqa: E402
+from cooc.api import Settings, create_app  # noqa: E402
 from cooc.image_search import ImageSearch  # noqa: E402
 from tests.serving import encoded, serving  # noqa: E402
 
@@ -34,14 +34,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "photos"
         query = write(root)
-        with ImageSearch.create(root / ".cooc", recipe=RECIPE, root=root) as search:
-            search.index([root])
-            with serving(create_app(search)) as address, sync_playwright() as playwright:
+        with ImageSearch.create(root / ".cooc", recipe=RECIPE, root=root) as made:
+            made.index([root])
+        with ImageSearch.open(root / ".cooc") as search:
+            settings = Settings(folders=(Path(),), keep_seconds=600)
+            with serving(create_app(search, settings)) as address, sync_playwright() as playwright:
                 path = shutil.which("chromium") or shutil.which("chromium-browser")
                 browser = playwright.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox"])
                 page = browser.new_page(viewport={"width": 1280, "height": 800}, device_scale_factor=1.5)
                 page.goto(address)
                 take(page, query)
+                page.goto(address)
+                browse(page)
+                hand = browser.new_context(**playwright.devices["Pixel 7"], color_scheme="dark").new_page()
+                hand.goto(address)
+                phone(hand, query)
                 browser.close()
 
 
@@ -72,13 +79,35 @@ def take(page: Page, query: bytes) -> None:
         page.mouse.up()
     page.wait_for_selector("#grid:not([aria-busy]) .card:not(.waiting)")
     page.mouse.move(5, 5)
-    page.wait_for_load_state("networkidle")
-    page.screenshot(path=DOCS / "images/page.jpg", type="jpeg", quality=80)
+    shoot(page, "page")
     page.locator(".card").first.hover()
     page.locator(".card .why").first.click()
-    page.wait_for_selector(".here")
+    page.wait_for_selector(".points circle, .here")
+    shoot(page, "why")
+
+
+def browse(page: Page) -> None:
+    """The collection without a query, three pictures selected and tagged."""
+    page.wait_for_selector("#grid:not([aria-busy]) .card:not(.waiting)")
+    for i in (0, 1, 2):
+        page.locator(".card").nth(i).hover()
+        page.locator(".pick input").nth(i).check()
+    page.fill("#tag-name", "space suit")
+    page.get_by_role("button", name="Tag", exact=True).click()
+    page.wait_for_selector(".name :text('#space suit')")
+    page.get_by_role("button", name="Tag", exact=True).hover()
+    shoot(page, "browse")
+
+
+def phone(page: Page, query: bytes) -> None:
+    page.set_input_files("#file", {"name": "query.png", "mimeType": "image/png", "buffer": query})
+    page.wait_for_selector("#grid:not([aria-busy]) .card:not(.waiting)")
+    shoot(page, "phone")
+
+
+def shoot(page: Page, name: str) -> None:
     page.wait_for_load_state("networkidle")
-    page.screenshot(path=DOCS / "images/why.jpg", type="jpeg", quality=80)
+    page.screenshot(path=DOCS / f"images/{name}.jpg", type="jpeg", quality=80)
 
 
 if __name__ == "__main__":

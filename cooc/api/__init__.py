@@ -9,7 +9,9 @@ routes/         one function for each route: it calls the search object and shap
 services.py     what the routes share: the search object, processes that decode, bounded pools of threads
 pictures.py     files of the index, and small versions of them
 archive.py      files of the index as one ZIP
+uploads.py      queries that were sent, kept for a while
 overview.py     how many pictures each folder, tag and month has
+receiving.py    pictures that clients add to the collection
 writing.py      who may change the index, where, and the opening of it that changes share
 indexing.py     one indexing run at a time, with its progress
 security.py     who may ask: token, host, origin; headers; nothing inside shows outside
@@ -31,6 +33,8 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
+from fastapi_swagger import resources as swagger
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 from cooc import __version__
@@ -70,7 +74,7 @@ def create_app(search: ImageSearch, settings: Settings | None = None) -> FastAPI
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # the usual page loads scripts from elsewhere; web/docs.html shows the same
+        docs_url=None,  # the usual page loads scripts from elsewhere; web/docs.html has them from a package
         redoc_url=None,
         openapi_url=f"{PREFIX}/openapi.json",
         generate_unique_id_function=lambda route: route.name,  # short names for whoever generates a client
@@ -78,12 +82,21 @@ def create_app(search: ImageSearch, settings: Settings | None = None) -> FastAPI
     app.state.services = services
     for router in (*routes.ROUTERS, metrics.router):
         app.include_router(router)
+    app.mount("/swagger", StaticFiles(directory=Path(str(resources.files(swagger)))), name="swagger")
     app.mount("/", Page(), name="page")
     security.hide_errors(app)
     # The last one added is the first to see a request.
     app.add_middleware(Head)
     app.add_middleware(BodyLimits, settings=settings)
     app.add_middleware(security.Guard, settings=settings)
+    if settings.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=sorted(settings.cors),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=["Full-Size", "Retry-After", "Content-Disposition"],
+        )
     app.add_middleware(metrics.Observer, metrics=services.metrics)
     return app
 

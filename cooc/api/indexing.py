@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
@@ -22,6 +23,7 @@ from cooc.pictures.batches import default_workers
 __all__ = ["Indexing"]
 
 log = logging.getLogger("cooc.api")
+REMEMBERED = 20  # runs
 PERIOD, HEARTBEAT = 0.2, 15.0  # seconds
 
 
@@ -33,6 +35,7 @@ class Indexing:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._listeners = 0
+        self.jobs: deque[IndexingOut] = deque(maxlen=REMEMBERED)  # that have ended, the oldest first
 
     def folder(self, name: str) -> str:
         """The folder of that name, if it may be indexed."""
@@ -46,7 +49,7 @@ class Indexing:
             raise HTTPException(403, f"{name!r} may not be indexed by request; `cooc serve --allow FOLDER` allows it.")
         return collection.address(name)
 
-    def start(self, name: str) -> IndexingOut:
+    def start(self, name: str, retry: bool = False) -> IndexingOut:
         folder = self.folder(name)
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
@@ -54,21 +57,21 @@ class Indexing:
             opened = ExitStack()
             index = opened.enter_context(self.writer.open())  # now: who cannot have it is told
             self._stop.clear()
-            self.state = IndexingOut(state="running", folder=name)
+            self.state = IndexingOut(state="running", folder=name, job=self.state.job + 1)
             self._thread = threading.Thread(
-                target=self._run, args=(opened, index, folder), name="indexing", daemon=True
+                target=self._run, args=(opened, index, folder, retry), name="indexing", daemon=True
             )
             self._thread.start()
             return self.state
 
-    def _run(self, opened: ExitStack, index: ImageSearch, folder: str) -> None:
+    def _run(self, opened: ExitStack, index: ImageSearch, folder: str, retry: bool) -> None:
         def progress(report: Report) -> None:
             self.state = self.state.progressed(report)
 
         try:
             with opened:
                 workers = default_workers(self.search.descriptor.device.type)  # even for a few: not in this process
-                report = index.index([folder], workers=workers, progress=progress, stop=self._stop.is_set)
+                report = index.index([folder], workers=workers, retry=retry, progress=progress, stop=self._stop.is_set)
             end = "stopped" if report.interrupted else "done"
             self.state = self.state.progressed(report).model_copy(update={"state": end})
         except CoocError as error:
@@ -77,6 +80,7 @@ class Indexing:
             log.exception("indexing")
             problem = "Something went wrong; the server's log says what."
             self.state = self.state.model_copy(update={"state": "failed", "message": problem})
+        self.jobs.append(self.state)
 
     def stop(self) -> IndexingOut:
         with self._lock:

@@ -1,6 +1,6 @@
 """How many pictures each folder, tag and month has: what a person chooses from.
 
-One pass over the records (170,000 in a second) counts them all, and is kept until the index has changed.
+One pass over the records (150,000 in a second) counts them all, and is kept until the index has changed.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ __all__ = [
     "PREFIX",
     "BoxQuery",
     "Expansion",
+    "IdText",
     "Ids",
     "ImageId",
     "Limit",
@@ -37,10 +38,12 @@ Expansion = Literal["none", "average", "alpha"]
 Reranking = Literal["none", "k-reciprocal", "diffusion", "superglobal"]
 DEEPEST = 10_000  # results that can be scrolled to
 POINTS = 200  # that an explanation shows
+PROBLEMS = 50  # of an indexing run that are told
 
 _ID = r"^[0-9a-f]{32}$"
 _BOX = r"^(-?\d{1,6}(\.\d{1,6})?)(,-?\d{1,6}(\.\d{1,6})?){3}$"
 _DATE = r"^\d{4}(-\d\d(-\d\d)?)?$"
+IdText = Annotated[str, Field(pattern=_ID)]
 ImageId = Annotated[str, Path(pattern=_ID, description="The id of a picture, as in results.")]
 BoxQuery = Annotated[
     str | None, Query(pattern=_BOX, description="x0,y0,x1,y1 in pixels of the upright, full-size picture.")
@@ -88,7 +91,7 @@ class SearchOptions(Where):
 
 
 class Ids(BaseModel):
-    ids: list[Annotated[str, Field(pattern=_ID)]] = Field(min_length=1, max_length=1000, description="Of pictures.")
+    ids: list[IdText] = Field(min_length=1, max_length=1000, description="Of pictures.")
 
 
 class Out(BaseModel):
@@ -242,14 +245,23 @@ class StatusOut(Out):
     )
     features: str = Field(description="Local features that results are verified by: sift, sift+xfeat; empty for none.")
     with_features: int = Field(description="Pictures that have them.")
-    folders: list[str] = Field(description="Folders that may be indexed by request.")
+    folders: list[str] = Field(description="Folders that requests may change: indexing, removal, tags, marks.")
+    writable: bool = Field(description="May this client change them?")
+    urls: bool = Field(description="Are pictures fetched from the web, to search by them?")
+    keep_seconds: float = Field(description="For how long a picture that was sent is kept; 0: not at all.")
     version: str
 
 
-class Folder(BaseModel):
+class Job(BaseModel):
     folder: str = Field(
         default="", max_length=1000, description="Relative to the root of the collection; empty is all of it."
     )
+    retry: bool = Field(default=False, description="Try files again that were bad.")
+
+
+class FileProblem(Out):
+    path: str
+    reason: str
 
 
 class IndexingOut(Out):
@@ -261,14 +273,20 @@ class IndexingOut(Out):
     unchanged: int = 0
     moved: int = 0
     removed: int = 0
+    copied: int = 0
     bad: int = 0
+    failed: int = Field(default=0, description="Files that this machine failed on: the next run tries them again.")
     seconds: float = 0.0
+    job: int = Field(default=0, description="Number of the run, from 1.")
+    problems: list[FileProblem] = Field(default=[], description=f"Files that were left out, the last {PROBLEMS}.")
     message: str | None = Field(default=None, description="What went wrong, or what was not done.")
 
     def progressed(self, report: Report) -> IndexingOut:
-        names = ("total", "done", "described", "unchanged", "moved", "removed", "bad", "seconds")
+        names = ("total", "done", "described", "unchanged", "moved", "copied", "removed", "bad", "failed", "seconds")
         notes = "\n".join(report.notes) or None
-        return self.model_copy(update={**{name: getattr(report, name) for name in names}, "message": notes})
+        left_out = [FileProblem(path=shown(one.path), reason=shown(one.reason)) for one in report.problems[-PROBLEMS:]]
+        values = {name: getattr(report, name) for name in names}
+        return self.model_copy(update={**values, "message": notes, "problems": left_out})
 
 
 class Login(BaseModel):

@@ -29,8 +29,9 @@ from cooc.api.limits import RateLimit
 from cooc.api.open_files import is_shortage, tell_shortage
 from cooc.api.settings import Settings
 from cooc.errors import CoocError, InputError, MachineError, StoreLockedError
+from cooc.image_search import ImageSearch
 
-__all__ = ["COOKIE", "HEADERS", "Guard", "check_token", "hide_errors", "session"]
+__all__ = ["COOKIE", "DOCS_HEADERS", "HEADERS", "Guard", "check_token", "hide_errors", "session", "told"]
 
 log = logging.getLogger("cooc.api")
 
@@ -45,6 +46,9 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+DOCS_HEADERS = HEADERS | {  # Swagger UI's style sheet holds its icons
+    "Content-Security-Policy": HEADERS["Content-Security-Policy"].replace("img-src 'self'", "img-src 'self' data:")
 }
 _KEY = secrets.token_bytes(32)  # sessions end with the process
 
@@ -83,7 +87,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 started = True
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in (DOCS_HEADERS if scope["path"] == "/docs" else HEADERS).items():
                     headers.setdefault(name, value)
             await send(message)
 
@@ -107,7 +111,7 @@ class Guard:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self.settings.token is None and _name(host) not in self.settings.hosts:
             return _answer(421, f"This server does not answer to the name {_name(host)!r}.")
-        if origin is not None and origin.split("://")[-1] != host:
+        if origin is not None and origin.split("://")[-1] != host and origin not in self.settings.cors:
             return _answer(403, "Pages of other sites may not use this server.")
         wait = self.rates.wait(scope["client"][0] if scope["client"] else "")
         if wait:
@@ -143,14 +147,18 @@ def _answer(status: int, text: str, headers: Mapping[str, str] | None = None) ->
     return JSONResponse({"detail": printable}, status, headers)
 
 
+def told(error: InputError, search: ImageSearch) -> str:
+    """What a client did wrong, without where the collection lies."""
+    return str(error).replace(f"{search.collection.url}/", "").replace("<bytes>", "This file")
+
+
 def hide_errors(app: FastAPI) -> None:
     """Errors become one JSON shape. What was meant for the caller is told; the rest (see `Guard`) stays in the log."""
 
     @app.exception_handler(CoocError)
     async def known(request: Request, error: CoocError) -> Response:
         if isinstance(error, InputError):
-            root = request.app.state.services.search.collection.url
-            return _answer(422, str(error).replace(f"{root}/", "").replace("<bytes>", "This file"))
+            return _answer(422, told(error, request.app.state.services.search))
         if isinstance(error, MachineError):
             log.error("%s %s: %s", request.method, request.url.path, error)
             return _answer(503, "This machine could not do it at the moment: try again.", {"Retry-After": "10"})

@@ -11,10 +11,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
 from starlette.concurrency import iterate_in_threadpool
+from starlette.exceptions import HTTPException
 
 from cooc.api.indexing import Indexing
 from cooc.api.limits import Pool
@@ -22,15 +24,18 @@ from cooc.api.metrics import Metrics
 from cooc.api.overview import Overview
 from cooc.api.pictures import Pictures
 from cooc.api.settings import Settings
+from cooc.api.uploads import Uploads
 from cooc.api.writing import Writer, check_change
 from cooc.errors import MachineError
 from cooc.image_search import ImageSearch
 from cooc.pictures.boxes import Box
-from cooc.pictures.decode import MAX_PIXELS, Decoded, Picture, decode_ahead
+from cooc.pictures.decode import MAX_PIXELS, Decoded, ImageInfo, Picture, decode_ahead, image_info
 from cooc.pictures.decoders import Decoders, Limits
+from cooc.pictures.download import download
+from cooc.pictures.thumbnails import thumbnail
 from cooc.verification.engines import LONGEST
 
-__all__ = ["Changing", "Services", "Shared"]
+__all__ = ["Changing", "Services", "Shared", "may_change"]
 
 log = logging.getLogger("cooc.api")
 LAST = 1.0  # seconds for what still runs when everybody has been answered; a network cannot be interrupted
@@ -46,8 +51,10 @@ class Services:
         self.decoding = Pool("decoding", settings.decoding, settings.decoding_waiting)  # what clients send
         self.showing = Pool("showing", settings.showing, settings.showing_waiting)  # pictures of the index
         self.exporting = Pool("exporting", 1, 1)  # writes as much as the index has vectors
-        self.pools = [self.describing, self.searching, self.decoding, self.showing, self.exporting]
+        self.fetching = Pool("fetching", settings.fetching, settings.fetching_waiting)
+        self.pools = [self.describing, self.searching, self.decoding, self.showing, self.exporting, self.fetching]
         self.pictures = Pictures(search, self.decoders, settings.thumbnail_bytes)
+        self.uploads = Uploads(settings.keep_seconds, settings.keep_bytes)
         self.writer = Writer(search, settings)
         self.overview = Overview(search, self.writer)
         self.indexing = Indexing(search, self.writer)
@@ -63,6 +70,23 @@ class Services:
 
         most = self.settings.upload_pixels
         return await self.decoding.run(self._decode, picture, box, most, others_wait)
+
+    async def fetch(self, url: str) -> bytes:
+        """What lies in the web at this address, where the server may look there."""
+        settings = self.settings
+        if not settings.allow_url:
+            raise HTTPException(403, "This server fetches nothing from the web: `cooc serve --allow-url` lets it.")
+        limited = partial(download, largest=settings.upload_bytes, seconds=settings.upload_seconds)
+        return await self.fetching.run(partial(limited, url, allow=settings.url_origins))
+
+    async def preview_sent(self, picture: bytes, side: int) -> tuple[ImageInfo, bytes]:
+        """Its size, and a small JPEG of it: for formats that browsers do not show."""
+
+        def work() -> tuple[ImageInfo, bytes]:
+            info = self.decoders.run(image_info, picture, max_pixels=self.settings.upload_pixels)
+            return info, self.decoders.run(thumbnail, picture, side)
+
+        return await self.decoding.run(work)
 
     async def decode_own(self, id: str, box: Box | None = None) -> Decoded:
         """The same for a picture of the index, which is waited for: it is known to be one."""
@@ -115,6 +139,13 @@ def _changing(request: Request) -> Services:
     services = _services(request)
     check_change(services.settings, request.client.host if request.client else "")
     return services
+
+
+def may_change(settings: Settings, request: Request) -> bool:
+    with suppress(HTTPException):
+        check_change(settings, request.client.host if request.client else "")
+        return True
+    return False
 
 
 Changing = Annotated[Services, Depends(_changing)]  # what a route asks for that changes something

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from cooc.errors import InputError
+from cooc.pictures.download import Origin
 
 __all__ = ["LOOPBACK", "Settings", "check_host"]
 
@@ -19,10 +21,16 @@ class Settings:
     hosts: frozenset[str] = LOOPBACK  # names in a browser's address bar that are ours, where there is no token
     folders: tuple[Path, ...] = ()  # that requests may change, with all below them: indexing, removal, tags, marks
 
+    cors: frozenset[str] = frozenset()  # origins of other pages that may use the API, such as https://photos.example
+    allow_url: bool = False  # may pictures be fetched from the web, to search by them?
+    url_origins: frozenset[Origin] = frozenset()  # hosts and ports that may be fetched from although they are private
+
     upload_bytes: int = 32 << 20  # of a whole request
     upload_pixels: int = 80_000_000  # of one picture
     upload_images: int = 8
     upload_seconds: float = 30.0  # for a whole request to arrive
+    keep_seconds: float = 0.0  # for which a query that was sent is kept in memory, to be shown again; 0: not at all
+    keep_bytes: int = 256 << 20  # of all of them
     decode_seconds: float = 30.0  # of processor time for one picture, sent or of the index
     decode_bytes: int = 4 << 30  # of memory for it
     decode_turn: float = 5.0  # seconds after which one that was sent makes room for others, if any wait
@@ -44,6 +52,8 @@ class Settings:
     decoding_waiting: int = 8
     showing: int = max(2, min(4, os.cpu_count() or 1))  # processes that decode pictures of the index, for thumbnails
     showing_waiting: int = 256
+    fetching: int = 4  # threads that fetch pictures from the web
+    fetching_waiting: int = 8
     streams: int = 16  # that may listen to the progress of indexing
     zip_bytes: int = 2 << 30  # of all files in one ZIP
     downloads: int = 4  # ZIPs that are sent at a time; others wait
@@ -52,6 +62,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.token is not None and len(self.token) < 16:
             raise InputError("A token needs at least 16 characters: `openssl rand -hex 16` makes a good one.")
+        for origin in self.cors:
+            if not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+", origin):
+                raise InputError(f"{origin!r} is no origin: write https://photos.example, without a path.")
 
 
 def check_host(host: str, token: str | None) -> None:

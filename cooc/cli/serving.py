@@ -72,8 +72,19 @@ def serve(
         str | None, typer.Option(envvar="COOC_TOKEN", show_envvar=True, help="The token that a client must send.")
     ] = None,
     allow: Annotated[
-        list[Path] | None, typer.Option(help="A folder below the index's root that may be indexed by request.")
+        list[Path] | None, typer.Option(help="A folder below the index's root that requests may change.")
     ] = None,
+    allow_url: Annotated[
+        bool,
+        typer.Option("--allow-url", help="Let clients search by a picture in the web, at no private address."),
+    ] = False,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="A page of another site that may use the API: https://photos.example"),
+    ] = None,
+    keep: Annotated[
+        float, typer.Option(min=0, metavar="MINUTES", help="Keep queries in memory: links to them survive a reload.")
+    ] = 0,
     rate: Annotated[float, typer.Option(min=0, help="Requests of one client in a second; 0 does not limit.")] = 50,
     device: DeviceOption = "auto",
 ) -> None:
@@ -84,7 +95,14 @@ def serve(
     from cooc.api.settings import Settings, check_host
 
     check_host(host, token)
-    settings = Settings(token=token, folders=tuple(allow or ()), rate=rate)
+    settings = Settings(
+        token=token,
+        folders=tuple(allow or ()),
+        cors=frozenset(cors or ()),
+        allow_url=allow_url,
+        keep_seconds=60 * keep,
+        rate=rate,
+    )
     try:
         import uvicorn
 

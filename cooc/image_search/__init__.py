@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from cooc.activations import resolve_device
 from cooc.errors import ImageError, InputError
 from cooc.image_search.changing import ChangingIndex
-from cooc.image_search.opening import DEFAULT_FEATURES, Status
+from cooc.image_search.opening import DEFAULT_FEATURES, DEFAULT_QUALITY, QUALITIES, Quality, Status
 from cooc.index.away import which_are_away
 from cooc.index.report import Report
 from cooc.index.shortlist import (
@@ -52,7 +52,17 @@ from cooc.verified_search import Features, find_verified
 if TYPE_CHECKING:
     from cooc.descriptor import Image
 
-__all__ = ["DEFAULT_FEATURES", "ImageSearch", "Match", "Report", "Results", "Status"]
+__all__ = [
+    "DEFAULT_FEATURES",
+    "DEFAULT_QUALITY",
+    "QUALITIES",
+    "ImageSearch",
+    "Match",
+    "Quality",
+    "Report",
+    "Results",
+    "Status",
+]
 
 
 class ImageSearch(ChangingIndex):
@@ -144,6 +154,7 @@ class ImageSearch(ChangingIndex):
                 query,
                 asked,
                 options,
+                words=self.words,
                 without=without,
                 device=None if device.type == "cpu" else str(device),
                 started=started,

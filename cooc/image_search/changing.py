@@ -13,8 +13,17 @@ from cooc import __version__
 from cooc.activations import resolve_device
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreMissingError
-from cooc.image_search.opening import DEFAULT_FEATURES, OpenIndex, Path_, Paths, address, keep_root, lasting
-from cooc.index import calibration, create_store, is_folder, sync, without_password
+from cooc.image_search.opening import (
+    DEFAULT_FEATURES,
+    OpenIndex,
+    Path_,
+    Paths,
+    address,
+    keep_root,
+    lasting,
+    words_folder,
+)
+from cooc.index import calibration, create_store, inverted, is_folder, sync, without_password
 from cooc.index.away import forget_marks
 from cooc.index.calibration import Calibration
 from cooc.index.completing import complete_features
@@ -27,6 +36,7 @@ from cooc.index.store import FORMAT, Filter, StoreMeta, blocks, several
 from cooc.pictures import open_collection
 from cooc.recipes import GIVEN, DescriptorConfig, find_recipe
 from cooc.verification.extraction import Extraction
+from cooc.verification.words import ENGINE
 
 BLOCK = 1000  # pictures removed in one transaction
 MISSING = 0.1  # share of the pictures without which a rebuilt index does not replace the old one
@@ -35,9 +45,12 @@ MISSING = 0.1  # share of the pictures without which a rebuilt index does not re
 class ChangingIndex(OpenIndex):
     """An index that has been opened with write=True."""
 
-    def add(self, paths: Paths, *, workers: int = 0, progress: Progress | None = None) -> Report:
+    def add(self, paths: Paths, *, workers: int | None = 0, progress: Progress | None = None) -> Report:
         """Add these files, or replace what the index knows of them. Files that have not changed cost nothing."""
-        return sync.add_files(self.store, self.collection, self._here(workers), several(paths), progress=progress)
+        here = self._here(workers)
+        report = sync.add_files(self.store, self.collection, here, several(paths), progress=progress)
+        self.find_words()
+        return report
 
     def index(
         self,
@@ -83,7 +96,13 @@ class ChangingIndex(OpenIndex):
                 progress=progress,
                 stop=stop,
             )
+        self.find_words()
         return report
+
+    def find_words(self) -> None:
+        """The visual words of pictures that have come: searches find these by their vectors alone until then."""
+        if ENGINE in self.meta.features:
+            inverted.update(words_folder(self.index_path), self.store)
 
     def keep_features(self, engines: str = DEFAULT_FEATURES) -> None:
         """From now on the index keeps local features. The next `index` makes them of what is there already."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,19 +10,40 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from platformdirs import user_cache_path
+
 from cooc import __version__
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
 from cooc.index.away import away_folders
+from cooc.index.inverted import Inverted
 from cooc.index.store import Filter, Record, Store, StoreMeta, Vectors, check_same, several
 from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.decode import Picture
 from cooc.recipes import DescriptorConfig, find_recipe
 from cooc.verification.extraction import Extraction
+from cooc.verification.words import ENGINE
 
-DEFAULT_RECIPE = "paper-linear"
 DEFAULT_FEATURES = "sift"  # the engine of local features that a new index keeps
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What a new index is made of, for those who know no recipes."""
+
+    recipe: str
+    features: str
+    about: str
+
+
+QUALITIES = {
+    "fast": Quality("resnet-gem+size=384", "", "what looks alike; nothing is proven"),
+    "balanced": Quality("resnet-gem", DEFAULT_FEATURES, "what geometry proves comes first"),
+    "best": Quality("paper-linear-topdown", "sift+xfeat", "the same, and more of it is found; for a GPU, or a night"),
+}
+DEFAULT_QUALITY = "balanced"
+DEFAULT_RECIPE = QUALITIES[DEFAULT_QUALITY].recipe
 
 Path_ = str | os.PathLike[str]
 Paths = Path_ | Iterable[Path_]
@@ -63,6 +85,7 @@ class OpenIndex:
         self._device = device
         self._loading = threading.Lock()
         self._descriptor: Descriptor | None = None
+        self._words: tuple[int, Inverted] | None = None  # and when the folder was changed
         if descriptor is not None:
             self._use(descriptor)
 
@@ -123,6 +146,21 @@ class OpenIndex:
         except BaseException:
             store.close()
             raise
+
+    @property
+    def words(self) -> Inverted | None:
+        """The visual words of the pictures, as far as they are known; opened again when they have changed."""
+        if ENGINE not in self.meta.features:
+            return None
+        folder = words_folder(self.index_path)
+        try:
+            state = folder.stat().st_mtime_ns
+        except OSError:
+            return None
+        with self._loading:
+            if self._words is None or self._words[0] != state:
+                self._words = state, Inverted.open(folder)
+            return self._words[1]
 
     @property
     def root(self) -> Path:
@@ -234,6 +272,14 @@ def lasting(config: DescriptorConfig) -> DescriptorConfig:
         if Path(value).suffix
     }
     return config.replace(**files)
+
+
+def words_folder(index: Path_) -> Path:
+    """Where the visual words of an index are kept: in its folder, or, of one on a server, in this user's cache."""
+    if is_folder(index):
+        return Path(index) / "words"
+    named = hashlib.sha256(without_password(os.fspath(index)).encode()).hexdigest()[:32]
+    return user_cache_path("cooc") / "words" / named
 
 
 def address(path: Path_) -> str | Path:

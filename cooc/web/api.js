@@ -14,7 +14,15 @@ export class Problem extends Error {
 let login = () => Promise.reject(new Problem("This server wants a token.", 401));
 export function onLogin(ask) { login = ask; }
 
-export async function call(path, { query = {}, signal, onBusy, ...options } = {}) {
+// The answer in JSON.
+export async function call(path, options) {
+  const answer = await ask(path, options);
+  return answer.status === 204 ? null : answer.json();
+}
+
+export const post = (value) => ({ method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(value) });
+
+export async function ask(path, { query = {}, signal, onBusy, ...options } = {}) {
   const address = url(path, query);
   for (let attempt = 1; ; attempt++) {
     let answer;
@@ -24,8 +32,7 @@ export async function call(path, { query = {}, signal, onBusy, ...options } = {}
       if (error.name === "AbortError") throw error;
       throw new Problem("The server cannot be reached. Is it still running?", 0);
     }
-    if (answer.status === 204) return null;
-    if (answer.ok) return answer.json();
+    if (answer.ok) return answer;
     if (answer.status === 401 && path !== "session") { await login(); continue; }
     const wait = Number(answer.headers.get("Retry-After"));
     if ([429, 503].includes(answer.status) && wait && attempt < TRIES) {
@@ -64,6 +71,15 @@ export function url(path, query = {}) {
 export const thumbnail = (id, side) => url(`images/${id}/thumbnail`, { side });
 export const file = (id) => url(`images/${id}/file`);
 export const boxText = (box) => (box ? box.map((n) => n.toFixed(1)).join(",") : "");
+
+// A picture that the browser cannot show, as one that it can, and its full size.
+export async function preview(blob) {
+  const body = new FormData();
+  body.append("image", blob, "query");
+  const answer = await ask("preview", { method: "POST", body });
+  const [width, height] = answer.headers.get("Full-Size").split("x").map(Number);
+  return { url: URL.createObjectURL(await answer.blob()), width, height };
+}
 
 // A query is a list of pictures: { blob } that were given, or one { id } of the index; each may have a box.
 export function search(query, options, signal, onBusy) {

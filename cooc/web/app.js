@@ -1,27 +1,36 @@
 // The page: what is looked for on one side, what was found on the other. It speaks to the REST API and to nothing else.
 
-import { Problem, call, onLogin, search, thumbnail, url } from "./api.js";
+import { Problem, ask as request, boxText, call, post, preview, search, thumbnail, url } from "./api.js";
 import { BoxEditor } from "./box.js";
+import { describe, divider, makeCard, waitingCard } from "./cards.js";
 import { Compare } from "./compare.js";
+import * as filters from "./filters.js";
+import * as given from "./given.js";
+import { fromLink, toLink } from "./link.js";
+import "./login.js";
+import { noMatch, nothing, problem as tell, say } from "./notices.js";
+import { Selection } from "./selection.js";
 
 const $ = (id) => document.getElementById(id);
 const PAGE = 30; // results asked for at once
 
 const state = {
-  query: null, // { pictures: [{ blob or id, url, width, height, box }], active }
+  query: null, // { pictures: [{ blob or id, url, width, height, box, sha256 }], active }
   matches: [], // all that are shown
   next: null, // where the next results begin; null if there are none
   asking: null, // AbortController of the search under way
+  ordered: true, // do the scores fall from card to card? Not after re-ranking
+  marks: new Map(), // of this search: path -> right or wrong
+  kept: 0, // seconds for which the server keeps photos that it was sent
 };
 const visited = []; // queries, so that the browser's back button brings them back
+const SWITCHES = { verify: true, expand: false, rerank: false }; // and their defaults
 
 // --- asking ----------------------------------------------------------------------------------------------------------
 
 function options() {
   return {
-    folder: $("folder").value,
-    taken_from: $("from").value,
-    taken_to: $("to").value,
+    ...filters.where(),
     expand: $("expand").checked ? "alpha" : "",
     rerank: $("rerank").checked ? "superglobal" : "",
     verify: $("verify").checked ? "" : "false", // by default it is done where it can be
@@ -32,14 +41,24 @@ function ask(query, remember = true) {
   state.query = query;
   if (remember) {
     visited.push(query);
-    const [first] = query.pictures;
-    history.pushState(visited.length - 1, "", first.id ? `#${first.id}` : "#photo");
+    history.pushState(visited.length - 1, "", link());
   }
   document.body.classList.add("searching");
   $("welcome").hidden = true;
   $("query").hidden = false;
   showQuery();
   refresh();
+}
+
+// What the address says of the search: the query, and all that is not as usual.
+function link() {
+  const switched = Object.entries(SWITCHES).filter(([id, usual]) => $(id).checked !== usual);
+  return toLink(state.query, { ...filters.chosen(), ...Object.fromEntries(switched.map(([id, usual]) => [id, usual ? "0" : "1"])) });
+}
+
+function keepLink() {
+  const now = link();
+  if (now !== (location.hash || "#")) history.replaceState(history.state, "", now === "#" ? location.pathname : now);
 }
 
 let timer;
@@ -50,6 +69,8 @@ function refreshSoon() {
 
 function refresh() {
   clearTimeout(timer);
+  keepLink();
+  selection.set([]);
   state.matches = [];
   state.next = 0;
   $("notice").hidden = true;
@@ -72,7 +93,7 @@ async function load(first = false) {
     for (const match of found) {
       const before = state.matches.at(-1);
       if (before?.verified && !match.verified) grid.append(...divider());
-      grid.append(card(match, state.matches.length));
+      grid.append(card(match));
       state.matches.push(match);
     }
     if (!state.matches.length) nothing();
@@ -94,67 +115,62 @@ async function results(signal) {
   const offset = state.next;
   const found = await search(state.query, { ...options(), k: PAGE, offset }, signal, busy);
   state.next = found.next_offset;
+  const scores = found.matches.filter((one) => !one.verified).map((one) => one.score);
+  state.ordered = (!offset || state.ordered) && scores.every((score, i) => !i || score <= scores[i - 1] + 1e-6);
   if (!offset) {
     const any = found.matches.length;
-    const first = found.checked && !found.no_match ? "What shows the same thing first" : "Most similar pictures first";
+    const similar = `Most similar pictures first${state.ordered ? "" : ", re-ranked"}`;
+    const first = found.checked && !found.no_match ? "What shows the same thing first" : similar;
     say(any ? `${first}, in ${found.seconds.toFixed(2)} s.` : "");
     if (found.no_match && any) noMatch(found.checked);
+    found.uploads.forEach((sha256, i) => { state.query.pictures[i].sha256 = sha256; });
+    if (state.kept) keepLink();
+    await showMarks(signal);
   }
+  for (const match of found.matches) match.marked = state.marks.get(match.path);
   return found.matches;
+}
+
+// What was marked before of this search. Several pictures joined are no query that a mark could name.
+function marksBy() {
+  const [first, ...others] = state.query?.pictures ?? [];
+  const query = first?.id ?? first?.sha256;
+  return query && !others.length ? { query, box: boxText(first.box) || null } : null;
+}
+
+async function showMarks(signal) {
+  const by = selection.writable && marksBy();
+  const found = by ? await call("marks", { query: by, signal }) : [];
+  state.marks = new Map(found.map(({ path, mark }) => [path, mark]));
 }
 
 async function collection(signal, first) {
   const after = first ? "" : state.next;
-  const found = await call("images", { query: { limit: PAGE, after, folder: $("folder").value }, signal });
+  const found = await call("images", { query: { limit: PAGE, after, ...filters.where() }, signal });
   state.next = found.next_after;
   return found.pictures;
 }
 
 // --- showing ---------------------------------------------------------------------------------------------------------
 
-function card(match, at) {
-  const element = $("card").content.firstElementChild.cloneNode(true);
-  const { width, height, path } = match;
-  element.style.setProperty("--ratio", Math.min(Math.max(width / height, 0.6), 2.4).toFixed(4));
-  const image = element.querySelector("img");
-  image.src = thumbnail(match.id, devicePixelRatio > 1.5 || width > 2 * height ? 640 : 320);
-  image.addEventListener("error", () => element.classList.add("gone"));
-  const mark = element.querySelector(".mark");
-  mark.textContent = said(match);
-  mark.classList.toggle("verified", Boolean(match.verified));
+function card(match) {
+  const element = makeCard(match, { ordered: state.ordered, marked: match.marked });
   const [by, why] = element.querySelectorAll("button");
-  by.title = path;
-  by.setAttribute("aria-label", `Search by ${path}${mark.textContent && `, ${mark.textContent}`}`);
   by.addEventListener("click", () => searchBy(match));
-  why.setAttribute("aria-label", `Why is ${path} similar?`);
-  const { pictures, active } = state.query ?? {};
-  why.addEventListener("click", () => compare.open(pictures[match.verified ? match.query_picture : active], state.matches, at));
+  why.addEventListener("click", () => {
+    const { pictures, active } = state.query;
+    compare.open(pictures[match.verified ? match.query_picture : active], state.matches, state.matches.indexOf(match));
+  });
   return element;
 }
 
-// What may be said of a result: vectors alone show that it is similar, never that it is the same.
-function said({ score, verified, agreement }) {
-  if (score == null) return ""; // a picture of the collection, nothing was looked for
-  return verified ? `${agreement.inliers} points agree` : `similar ${score.toFixed(2)}`;
+function redraw(match) {
+  const element = document.querySelector(`.card[data-id="${match.id}"]`);
+  if (element) describe(element, match, match.marked);
 }
 
-// The row above it is filled up, so that its last picture does not grow over all of it.
-function divider() {
-  const item = (className, textContent) => Object.assign(document.createElement("li"), { className, textContent });
-  const filler = item("filler", "");
-  filler.ariaHidden = "true";
-  return [filler, item("divider", "Merely similar")];
-}
-
-function waitingCard(_, i) {
-  const element = document.createElement("li");
-  element.className = "card waiting";
-  element.style.setProperty("--ratio", [1.5, 0.75, 1.33, 1][i % 4]);
-  return element;
-}
-
-function queryBy({ id, width, height }) {
-  return { pictures: [{ id, width, height, url: thumbnail(id, 1280), box: null }], active: 0 };
+function queryBy({ id, width, height }, box = null) {
+  return { pictures: [{ id, width, height, url: thumbnail(id, 1280), box }], active: 0 };
 }
 
 function searchBy(match) {
@@ -176,13 +192,7 @@ function showQuery() {
     $("canvas").style.setProperty("--ratio", picture.width / picture.height);
     editor.edit(picture);
   });
-  image.addEventListener("error", () => {
-    const text = document.createElement("p");
-    text.className = "unseen quiet";
-    text.textContent = "This browser cannot show this kind of picture. The search works all the same.";
-    $("canvas").replaceChildren(text);
-    $("hint").textContent = "";
-  });
+  image.addEventListener("error", () => showOtherwise(picture));
   $("canvas").replaceChildren(image);
   editor.edit(null);
   $("strip").hidden = pictures.length < 2;
@@ -202,118 +212,43 @@ function showQuery() {
   boxChanged(false);
 }
 
+// HEIC and TIFF: the server shows them. What it cannot show either is broken.
+async function showOtherwise(picture) {
+  const now = () => state.query?.pictures[state.query.active] === picture;
+  try {
+    if (!picture.blob || picture.seen) throw new Problem("This file is broken.", 422);
+    Object.assign(picture, await preview(picture.blob), { seen: true });
+    if (now()) showQuery();
+  } catch (error) {
+    if (!now()) return;
+    const textContent = error.status === 422 ? "This file is broken." : "There is no preview of this file.";
+    $("canvas").replaceChildren(Object.assign(document.createElement("p"), { className: "unseen quiet", textContent }));
+    $("hint").textContent = "";
+  }
+}
+
+const byTouch = matchMedia("(pointer: coarse)").matches;
+
 function boxChanged(again = true) {
   const box = state.query.pictures[state.query.active].box;
   $("whole").hidden = !box;
+  $("part").hidden = Boolean(box);
+  const draw = byTouch ? "Press long on the picture, then drag" : "Drag over the picture";
   $("hint").textContent = box
     ? "Searching for what is in the box. Move it, or drag its corners."
-    : "Drag over the picture to search for a part of it.";
+    : `${draw} to search for a part of it.`;
   if (again) refreshSoon();
 }
 
-function say(text) { $("summary").textContent = text; }
+const problem = (error) => tell(error, refresh);
 
-function notice(title, lines, buttons = [], kind = "") {
-  const box = $("notice");
-  const heading = document.createElement("b");
-  heading.textContent = title;
-  const list = document.createElement("ul");
-  list.append(...lines.map((line) => Object.assign(document.createElement("li"), { textContent: line })));
-  const row = document.createElement("div");
-  row.className = "buttons";
-  row.append(...buttons.map(([text, action]) => {
-    const button = Object.assign(document.createElement("button"), { type: "button", textContent: text });
-    button.addEventListener("click", action);
-    return button;
-  }));
-  box.className = `notice ${kind}`;
-  box.replaceChildren(heading, ...(lines.length ? [list] : []), ...(buttons.length ? [row] : []));
-  box.hidden = false;
-}
-
-const filtered = () => Boolean($("folder").value || $("from").value || $("to").value);
-const clear = ["Clear the filters", clearFilters];
-
-function noMatch(checked) {
-  const tips = ["Draw a box around the thing itself.", "Try another photo of it, or add one."];
-  if (filtered()) tips.unshift("Look in the whole collection: there are filters.");
-  const title = checked
-    ? "Nothing found: no picture agrees with yours in its details. The nearest are merely similar."
-    : "Nothing in this collection seems to show the same thing. These pictures are merely similar.";
-  notice(title, tips, filtered() ? [clear] : []);
-}
-
-function nothing() {
-  say("");
-  if (filtered()) notice("No picture passes the filters.", [], [clear]);
-  else notice("This collection is empty.", ["Index a folder: cooc index FOLDER"]);
-}
-
-function problem(error) {
-  const again = ["Try again", refresh];
-  const tips = error.status === 413 ? ["Draw on a smaller version of the photo, or scale it down."] : [];
-  notice(error instanceof Problem ? error.message : `Something went wrong: ${error.message}`, tips, [again], "problem");
-}
-
-// --- photos that are given -------------------------------------------------------------------------------------------
-
-function given(files, join = false) {
-  const blobs = [...files].filter((one) => one.type.startsWith("image/") || /\.(heic|heif|avif|tiff?)$/i.test(one.name));
-  if (!blobs.length) {
-    if (files.length) notice("This is no picture.", ["Choose a photo: JPEG, PNG, WebP, HEIC, ..."], [], "problem");
-    return;
-  }
-  const pictures = blobs.map((blob) => ({ blob, url: URL.createObjectURL(blob), box: null }));
+function byPhotos(pictures, join) {
   const before = join && state.query && !state.query.pictures[0].id ? state.query.pictures : [];
   ask({ pictures: [...before, ...pictures], active: before.length });
 }
 
-let joining = false;
-$("file").addEventListener("change", (event) => {
-  given(event.target.files, joining);
-  event.target.value = "";
-});
-for (const [button, join] of [["choose", false], ["add", true]]) {
-  $(button).addEventListener("click", () => { joining = join; $("file").click(); });
-}
-addEventListener("paste", (event) => given(event.clipboardData.files));
-addEventListener("dragover", (event) => {
-  event.preventDefault();
-  document.body.classList.toggle("dropping", event.dataTransfer.types.includes("Files"));
-});
-addEventListener("dragleave", (event) => {
-  if (!event.relatedTarget) document.body.classList.remove("dropping");
-});
-addEventListener("drop", (event) => {
-  event.preventDefault();
-  document.body.classList.remove("dropping");
-  given(event.dataTransfer.files);
-});
-
-// --- filters ---------------------------------------------------------------------------------------------------------
-
-// The menu holds the way down to the chosen folder and the folders below it: never all of them.
-async function fillFolders() {
-  const menu = $("folder");
-  const chosen = menu.value;
-  const { folders, complete } = await call("folders", { query: { below: chosen } });
-  const way = chosen.split("/").map((_, i, parts) => parts.slice(0, i + 1).join("/")).filter(Boolean);
-  const entries = [["", "All folders"], ...way.map((path) => [path, path]), ...folders.map(({ path, pictures }) => [path, `${path} (${pictures}) ›`])];
-  menu.replaceChildren(...entries.map(([value, text]) => new Option(text, value, false, value === chosen)));
-  if (!complete) menu.append(Object.assign(new Option("and more"), { disabled: true }));
-}
-
-function clearFilters() {
-  for (const id of ["folder", "from", "to"]) $(id).value = "";
-  fillFolders().catch(problem);
-  refresh();
-}
-
-$("folder").addEventListener("change", () => {
-  fillFolders().catch(problem);
-  refresh();
-});
-for (const id of ["from", "to", "verify", "expand", "rerank"]) $(id).addEventListener("change", refresh);
+for (const id of Object.keys(SWITCHES)) $(id).addEventListener("change", refresh);
+$("part").addEventListener("click", () => editor.picture?.width && editor.put());
 $("whole").addEventListener("click", () => {
   state.query.pictures[state.query.active].box = null;
   editor.show();
@@ -325,40 +260,41 @@ $("whole").addEventListener("click", () => {
 const nearEnd = () => $("more").getBoundingClientRect().top < innerHeight + 800;
 new IntersectionObserver(([entry]) => entry.isIntersecting && load(), { rootMargin: "800px" }).observe($("more"));
 
-addEventListener("popstate", (event) => {
-  if (event.state !== null && visited[event.state]) ask(visited[event.state], false);
-  else begin();
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says what is searched for, not where the focus is
+  $("results").focus();
 });
 
-function begin() {
-  const id = location.hash.slice(1);
-  if (/^[0-9a-f]{32}$/.test(id)) {
-    call(`images/${id}`).then((picture) => ask(queryBy(picture), false), problem);
-    return;
+addEventListener("popstate", (event) => begin(visited[event.state]));
+
+// What the address says: a search, or the collection, with all that is chosen. `before`: the search that it was.
+async function begin(before) {
+  const { id, photos, boxes, options: asked } = fromLink(location.hash);
+  filters.set(asked);
+  for (const [name, usual] of Object.entries(SWITCHES)) $(name).checked = name in asked ? asked[name] === "1" : usual;
+  try {
+    if (before) return ask(before, false);
+    if (id) return ask(queryBy(await call(`images/${id}`), boxes[0]), false);
+    if (photos.length) return ask({ pictures: await Promise.all(photos.map((name, i) => sentBefore(name, boxes[i]))), active: 0 }, false);
+  } catch (error) {
+    showCollection();
+    return problem(error);
   }
+  return showCollection();
+}
+
+async function sentBefore(sha256, box = null) {
+  const blob = await (await request(`queries/${sha256}`)).blob();
+  return { blob, sha256, url: URL.createObjectURL(blob), box };
+}
+
+function showCollection() {
   state.query = null;
   document.body.classList.remove("searching");
   $("welcome").hidden = false;
   $("query").hidden = true;
-  refresh();
+  return refresh();
 }
-
-let session; // one question, however many requests were refused
-onLogin(() => session ??= new Promise(() => { // the page begins again with it
-  $("login").showModal();
-  $("login").addEventListener("cancel", (event) => event.preventDefault());
-  $("login-form").addEventListener("submit", async (event) => {
-    event.preventDefault();
-    try {
-      await call("session", post({ token: $("token").value }));
-      location.reload();
-    } catch (error) {
-      $("login-problem").textContent = error.message;
-    }
-  });
-}));
-
-const post = (value) => ({ method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(value) });
 
 $("update").addEventListener("click", async () => {
   try {
@@ -378,7 +314,7 @@ function followIndexing() {
     if (now === "running" || now === "stopping") return;
     events.close();
     $("update").disabled = false;
-    showStatus().then(refresh);
+    Promise.all([showStatus(), filters.fill()]).then(refresh, problem);
   });
 }
 
@@ -386,13 +322,19 @@ async function showStatus() {
   const status = await call("status");
   $("collection").textContent = `${status.images.toLocaleString("en")} pictures in ${status.name}`;
   $("verifying").hidden = !status.features;
-  $("update").hidden = !status.folders.length;
+  state.kept = status.keep_seconds;
+  if (state.kept) $("privacy").textContent = `It is sent to this server only, and kept in its memory for ${Math.ceil(state.kept / 60)} minutes.`;
+  selection.writable = status.writable;
+  $("update").hidden = !status.writable;
   $("update").dataset.folder = status.folders[0] === "." ? "" : status.folders[0] ?? "";
 }
 
 const editor = new BoxEditor($("canvas"), () => boxChanged());
 const compare = new Compare(searchBy);
-if (matchMedia("(max-width: 760px)").matches) $("options").open = false;
-showStatus().catch(problem);
-fillFolders().catch(() => {}); // status has said it
-begin();
+const fillMenus = () => filters.fill().catch(() => {}); // status has said it
+const selection = new Selection({ shown: () => state.matches, marksBy, onChanged: redraw, onTagged: fillMenus, onProblem: problem });
+filters.begin(refresh, problem);
+given.begin(byPhotos);
+if (matchMedia("(max-width: 760px)").matches) for (const id of ["options", "filters"]) $(id).open = false;
+fillMenus();
+showStatus().catch(problem).finally(() => state.query ?? begin()); // a photo may have been given meanwhile

@@ -3,6 +3,8 @@
 
 const HANDLES = { nw: [0, 0], n: [0.5, 0], ne: [1, 0], e: [1, 0.5], se: [1, 1], s: [0.5, 1], sw: [0, 1], w: [0, 0.5] };
 const SMALLEST = 12; // pixels on the screen: less is a click, not a box
+const LONG = 350; // milliseconds: a finger that rests so long draws, one that moves before that scrolls the page
+const STILL = 10; // pixels that a resting finger may move
 
 export class BoxEditor {
   constructor(host, onChange) {
@@ -10,7 +12,36 @@ export class BoxEditor {
     this.onChange = onChange;
     this.picture = null;
     this.element = null;
-    host.addEventListener("pointerdown", (event) => this.begin(event));
+    this.drawing = false;
+    host.addEventListener("pointerdown", (event) => (this.scrolls(event) ? this.wait(event) : this.begin(event)));
+    host.addEventListener("touchmove", (event) => this.drawing && event.preventDefault(), { passive: false });
+    host.addEventListener("contextmenu", (event) => this.waiting && event.preventDefault());
+  }
+
+  // A finger on the box itself moves it at once; elsewhere it may want to scroll.
+  scrolls(event) {
+    return event.pointerType === "touch" && !this.element?.contains(event.target);
+  }
+
+  wait(event) {
+    const stop = () => {
+      clearTimeout(this.waiting);
+      for (const [name, listener] of Object.entries(listeners)) this.host.removeEventListener(name, listener);
+      this.waiting = null;
+    };
+    const listeners = {
+      pointermove: (e) => Math.hypot(e.clientX - event.clientX, e.clientY - event.clientY) > STILL && stop(),
+      pointerup: stop,
+      pointercancel: stop,
+    };
+    for (const [name, listener] of Object.entries(listeners)) this.host.addEventListener(name, listener);
+    this.waiting = setTimeout(() => {
+      stop();
+      this.drawing = true;
+      this.host.classList.add("drawing");
+      navigator.vibrate?.(15);
+      this.begin(event);
+    }, LONG);
   }
 
   // picture: { width, height, box }; the box is written back into it.
@@ -39,6 +70,15 @@ export class BoxEditor {
     this.host.append(box);
     this.element = box;
     this.place();
+  }
+
+  // Without a pointer: a box in the middle, which the keys then move.
+  put() {
+    const { width, height } = this.picture;
+    this.picture.box = [width / 4, height / 4, (3 * width) / 4, (3 * height) / 4];
+    this.show();
+    this.element.focus();
+    this.onChange();
   }
 
   place() {
@@ -88,6 +128,8 @@ export class BoxEditor {
       else this.show();
     };
     const end = (e) => {
+      this.drawing = false;
+      this.host.classList.remove("drawing");
       this.host.removeEventListener("pointermove", move);
       this.host.removeEventListener("pointerup", end);
       this.host.removeEventListener("pointercancel", end);

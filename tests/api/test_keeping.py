@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import zipfile
 from collections import Counter
@@ -19,9 +20,11 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
+from fastapi.routing import APIRoute
 
 from cooc.api import Settings, create_app
-from cooc.api.services import Services
+from cooc.api.routes import ROUTERS
+from cooc.api.services import Services, _changing
 from cooc.bench.marks import kept_marks
 from cooc.image_search import ImageSearch
 from cooc.index.store import Filter
@@ -360,13 +363,28 @@ def test_without_a_token_only_this_machine_changes_anything(search: ImageSearch)
         head = {"Authorization": f"Bearer {token}"} if token else {}
         async with httpx.AsyncClient(transport=transport, base_url="http://photos.example", headers=head) as asking:
             bodies = {path: body for path, body in CHANGES.items() if path != "indexing"}
-            return [(await asking.post(f"{API}/{path}", json=body)).status_code for path, body in bodies.items()]
+            codes = [(await asking.post(f"{API}/{path}", json=body)).status_code for path, body in bodies.items()]
+            upload = await asking.post(f"{API}/images", files={"image": ("a.jpg", b"no picture")})
+            app.state.services.close()
+            return [*codes, 404 if upload.status_code == 422 else upload.status_code]
 
     for here in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
         assert set(asyncio.run(ask(here, None))) == {404}
     for elsewhere in ("192.168.1.5", "::ffff:192.168.1.5", "2001:db8::1", "testclient"):
         assert set(asyncio.run(ask(elsewhere, None))) == {403}
         assert set(asyncio.run(ask(elsewhere, TOKEN))) == {404}
+
+
+def test_no_route_that_changes_something_is_forgotten() -> None:
+    """Whatever is sent with POST or DELETE asks for permission, but for what only reads."""
+    reads = r"search(/\w+)?|preview|session|images/zip|images/list|images/\{id\}/explanation"
+    changing = []
+    for route in (one for router in ROUTERS for one in router.routes if isinstance(one, APIRoute)):
+        path = route.path.removeprefix(f"{API}/")
+        if route.methods & {"POST", "PUT", "PATCH", "DELETE"} and not re.fullmatch(reads, path):
+            assert any(one.call is _changing for one in route.dependant.dependencies), path
+            changing.append(path)
+    assert {*CHANGES, "images"} <= set(changing)
 
 
 def test_pages_of_other_sites_and_foreign_names_change_nothing(start: Start, search: ImageSearch) -> None:

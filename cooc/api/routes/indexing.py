@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
-from cooc.api.schemas import PREFIX, Folder, IndexingOut, problems
+from cooc.api.schemas import PREFIX, IndexingOut, Job, problems
 from cooc.api.services import Changing, Shared
 
 __all__ = ["router"]
@@ -20,15 +20,21 @@ async def get_indexing(services: Shared) -> IndexingOut:
 
 
 @router.post("/indexing", tags=["indexing"], status_code=202, responses=problems(400, 404, 409))
-async def start_indexing(services: Changing, folder: Folder) -> IndexingOut:
+async def start_indexing(services: Changing, job: Job) -> IndexingOut:
     """Bring the index up to date with a folder, if the server allows that (`cooc serve --allow FOLDER`)."""
-    return await services.describing.run(services.indexing.start, folder.folder)
+    return await services.describing.run(services.indexing.start, job.folder, job.retry)
 
 
 @router.delete("/indexing", tags=["indexing"], status_code=202, responses=problems(409))
 async def stop_indexing(services: Changing) -> IndexingOut:
     """Stop it. What was done stays, and the next run goes on from there."""
     return await services.searching.run(services.indexing.stop)
+
+
+@router.get("/indexing/jobs", tags=["indexing"])
+async def list_indexing_jobs(services: Shared) -> list[IndexingOut]:
+    """The last runs, the latest first: how each ended, and which files were left out."""
+    return [*reversed(services.indexing.jobs)]
 
 
 @router.get(

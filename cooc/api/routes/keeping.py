@@ -1,15 +1,19 @@
-"""What a request may change, where the server allows it (`cooc serve --allow FOLDER`): removal, tags, marks."""
+"""What requests may change, where the server allows it (`cooc serve --allow`): new pictures, removal, tags, marks."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, File, Form, Query, UploadFile
 from pydantic import Field
 
-from cooc.api.schemas import PREFIX, BoxQuery, Ids, Out, problems, shown
+from cooc.api.receiving import place, safe_name
+from cooc.api.schemas import PREFIX, BoxQuery, FileProblem, Ids, Out, Picture, problems, shown
+from cooc.api.security import told
 from cooc.api.services import Changing, Shared
 from cooc.bench.marks import Mark, keep_marks, kept_marks
+from cooc.errors import InputError
 from cooc.index.store import check_tags
 from cooc.pictures.boxes import Box, parse_box
 
@@ -26,6 +30,17 @@ Asked = Annotated[
         "(`uploads` of the results).",
     ),
 ]
+
+
+Uploads = Annotated[list[UploadFile], File(description="Pictures, of any common format.")]
+FolderForm = Annotated[
+    str, Form(max_length=1000, description="Where they go, below the root of the collection; it is made if need be.")
+]
+
+
+class Added(Out):
+    pictures: list[Picture]
+    problems: list[FileProblem] = Field(description="What was left out.")
 
 
 class Changed(Out):
@@ -58,6 +73,36 @@ class MarkOut(Out):
     mark: Literal["right", "wrong"]
     box: tuple[float, float, float, float] | None
     score: float | None
+
+
+@router.post("/images", status_code=201, responses=problems(400, 408, 413))
+async def add_pictures(services: Changing, image: Uploads, folder: FolderForm = "") -> Added:
+    """Add pictures to a folder of the collection, and to the index. No file is overwritten: a name gets a number.
+
+    One that is no picture does not stop the others.
+    """
+    if len(image) > services.settings.upload_images:
+        raise InputError(f"At most {services.settings.upload_images} pictures can be sent at once, not {len(image)}.")
+    paths, left_out = list[Path](), list[FileProblem]()
+    for one in image:
+        name, data = one.filename or "", await one.read()
+        try:
+            picture = await services.decode_sent(data, None)  # in another process: it is known to be safe then
+            file = safe_name(name, picture.info.format or "")
+            paths.append(await services.searching.run(place, services.writer, folder, file, data))
+        except InputError as error:
+            left_out.append(FileProblem(path=shown(name), reason=told(error, services.search)))
+    if not paths:
+        raise InputError(left_out[0].reason)
+
+    def work() -> Added:
+        with services.writer.open() as index:
+            report = index.add(paths)
+            found = index.store.find([index.collection.name(path) for path in paths])
+        more = [FileProblem(path=shown(one.path), reason=shown(one.reason)) for one in report.problems]
+        return Added(pictures=[Picture.of(record) for record in found if record], problems=[*left_out, *more])
+
+    return await services.describing.run(work)
 
 
 @router.post("/images/remove")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any
 
-from fastapi import APIRouter, File, Form, Query, UploadFile
+from fastapi import APIRouter, File, Form, Path, Query, Response, UploadFile
 
 from cooc.api.schemas import (
     PREFIX,
@@ -20,6 +19,7 @@ from cooc.api.schemas import (
     Picture,
     ResultsOut,
     SearchOptions,
+    Side,
     WhereQuery,
     problems,
 )
@@ -31,7 +31,7 @@ from cooc.pictures.boxes import Box, parse_box
 from cooc.pictures.decode import Decoded
 from cooc.verification.agreement import Agreement
 
-__all__ = ["router"]
+__all__ = ["by_id", "find", "router"]
 
 COMPARED = 5000  # pictures that one request may compare with one another
 
@@ -58,26 +58,61 @@ async def search_by_upload(services: Shared, image: Uploads, options: Asked, box
     boxes = [parse_box(text) if text else None for text in box] + [None] * (len(image) - len(box))
     sent = [await one.read() for one in image]
     pictures = [await services.decode_sent(data, part) for data, part in zip(sent, boxes, strict=True)]
-    names = [hashlib.sha256(data).hexdigest() for data in sent]
-    return await services.describing.run(partial(_search, services, options, image=pictures, box=boxes, names=names))
+    names = [services.uploads.keep(data) for data in sent]
+    return await services.describing.run(partial(find, services, options, image=pictures, box=boxes, names=names))
+
+
+@router.get(
+    "/queries/{sha256}",
+    tags=["search"],
+    response_class=Response,
+    responses=problems(404) | {200: {"content": {"application/octet-stream": {}}}},
+)
+async def get_query(
+    services: Shared, sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="One of `uploads`.")]
+) -> Response:
+    """A picture that was searched for, while the server keeps it (`cooc serve --keep MINUTES`)."""
+    data = services.uploads.get(sha256)
+    return Response(data, media_type="application/octet-stream", headers={"Cache-Control": "no-store"})
+
+
+@router.post(
+    "/preview",
+    tags=["search"],
+    response_class=Response,
+    responses=problems(400, 408, 413) | {200: {"content": {"image/jpeg": {}}}},
+)
+async def preview_upload(
+    services: Shared,
+    image: Upload,
+    side: Annotated[Side, Query(description="The longest side, in pixels.")] = Side.SCREEN,
+) -> Response:
+    """A small JPEG of a picture that is sent, upright: HEIC and TIFF for browsers. `Full-Size` says how large it is."""
+    info, data = await services.preview_sent(await image.read(), int(side))
+    headers = {"Full-Size": f"{info.width}x{info.height}", "Cache-Control": "no-store"}
+    return Response(data, media_type="image/jpeg", headers=headers)
 
 
 @router.get("/images/{id}/similar", tags=["search"], responses=problems(404))
 async def search_by_id(services: Shared, id: ImageId, options: Asked, box: BoxQuery = None) -> ResultsOut:
     """The same for a picture of the index, or for a part of it; it is not among the results itself."""
+    return await by_id(services, id, options, box)
+
+
+async def by_id(services: Services, id: str, options: SearchOptions, box: str | None) -> ResultsOut:
     if box:
         part = parse_box(box)
         picture = await services.decode_own(id, part)
-        return await services.describing.run(partial(_search, services, options, image=picture, box=part, without=id))
+        return await services.describing.run(partial(find, services, options, image=picture, box=part, without=id))
 
     def work() -> ResultsOut:
         services.pictures.record(id)
-        return _search(services, options, id=id)
+        return find(services, options, id=id)
 
     return await services.searching.run(work)
 
 
-def _search(
+def find(
     services: Services,
     options: SearchOptions,
     *,
@@ -85,8 +120,10 @@ def _search(
     box: Any = None,
     id: str = "",
     without: str = "",
+    vector: Sequence[float] = (),
     names: Sequence[str] = (),
 ) -> ResultsOut:
+    """The one place where a request becomes a search: by an id, a vector, or pictures with their boxes."""
     settings: dict[str, Any] = {
         "k": options.k,
         "offset": options.offset,
@@ -95,8 +132,10 @@ def _search(
         "augment": options.augment,
         "where": options.filter(),
         "min_score": options.min_score,
-        "verify": options.verify,
     }
+    if vector:
+        return ResultsOut.of(services.search.search_vector(vector, **settings), options)
+    settings["verify"] = options.verify
     if id:
         return ResultsOut.of(services.search.search_id(id, **settings), options)
     return ResultsOut.of(services.search.search(image, box, without=without, **settings), options, names)
@@ -111,7 +150,7 @@ async def list_near_duplicates_of(
 
     def work() -> ResultsOut:
         services.pictures.record(id)
-        return _search(services, options, id=id)
+        return find(services, options, id=id)
 
     return await services.searching.run(work)
 

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from cooc import __version__
 from cooc.api import security
 from cooc.api.schemas import PREFIX, Health, Login, StatusOut, problems, shown
-from cooc.api.services import Shared
+from cooc.api.services import Shared, may_change
 
 __all__ = ["router"]
 
@@ -22,7 +22,7 @@ async def get_health() -> Health:
 
 
 @router.get("/status", tags=["server"])
-async def get_status(services: Shared) -> StatusOut:
+async def get_status(services: Shared, request: Request) -> StatusOut:
     """What the index holds."""
     search = services.search
     found = await services.searching.run(search.status)
@@ -36,6 +36,9 @@ async def get_status(services: Shared) -> StatusOut:
         features=found.features,
         with_features=found.with_features,
         folders=[shown(str(folder)) for folder in services.settings.folders],
+        writable=may_change(services.settings, request),
+        urls=services.settings.allow_url,
+        keep_seconds=services.settings.keep_seconds,
         version=__version__,
     )
 
