@@ -35,7 +35,7 @@ USERS = (
     "serve",
     "timm",
     "watch",
-    "words",
+    "text",
 )  # extras, as users install them
 IF_THERE = {"triton"}  # torch brings it where it has a GPU to use it on; everything works without it
 

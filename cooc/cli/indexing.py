@@ -93,7 +93,7 @@ def index(
             help="Address of the Ray cluster. [default: $RAY_ADDRESS, or one that is started on this machine]"
         ),
     ] = "",
-    words: Annotated[
+    text: Annotated[
         str,
         typer.Option(
             metavar="MODEL=FILE|FOLDER",
@@ -157,7 +157,7 @@ def index(
         if not report.interrupted and report.described + report.removed > TIDY * len(search.store):
             search.store.compact()
         if not report.interrupted:
-            follow_with_words(search, words, device, quiet, as_json)
+            follow_with_text(search, text, device, quiet, as_json)
         if not search.meta.features and not verify and not quiet and not as_json:
             named = f" --index {index}" if index else ""
             out.print(
@@ -168,15 +168,15 @@ def index(
         finish(search, report, quiet, as_json)
 
 
-def follow_with_words(search: ImageSearch, words: str, device: str, quiet: bool, as_json: bool) -> None:
+def follow_with_text(search: ImageSearch, model: str, device: str, quiet: bool, as_json: bool) -> None:
     """Describe for words what the index has and they have not, where that is wanted."""
     from cooc.index import is_folder
-    from cooc.words import PLACE, update
+    from cooc.text import PLACE, update
 
-    if not words and not (is_folder(search.index_path) and (Path(search.index_path) / PLACE).is_dir()):
+    if not model and not (is_folder(search.index_path) and (Path(search.index_path) / PLACE).is_dir()):
         return
     with running(search, quiet, as_json) as progress:
-        done = update(search.index_path, search.store, search.collection, words, device=device, progress=progress)
+        done = update(search.index_path, search.store, search.collection, model, device=device, progress=progress)
     if done is not None and done.described and not quiet and not as_json:
         out.print(f"{counted(done.described, 'picture')} described for words.")
 

@@ -174,7 +174,7 @@ def _ask(
 ) -> Answer:
     from cooc.cli.showing import Answer
     from cooc.index.shortlist import Options
-    from cooc.words import are_words, find
+    from cooc.text import are_words, find
 
     if len(sources) == 1 and are_words(title):
         how = Options(options["k"], None, None, False, options["where"], options["min_score"])

@@ -3,7 +3,7 @@
     update(search, "ViT-B-32=weights.safetensors")          # or a folder, as open_clip publishes its models
     find(search, "a red car", Options(k=20))                # Results, as of any other search
 
-The vectors lie in the index's own folder, `words/`, an index of its own with the same pictures: what the first one
+The vectors lie in the index's own folder, `text/`, an index of its own with the same pictures: what the first one
 knows, the second follows. cooc has no such model, fetches none, and has measured none.
 """
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
     from cooc.pictures.shared_memory import Beside
 
-PLACE = "words"  # in the folder of an index
+PLACE = "text"  # in the folder of an index
 LONGEST = 1024  # pixels, to which pictures are reduced before the model's own preprocessing
 BATCH = 16
 WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # in a folder
 INSTALL = (
     "To search by words, install open_clip beside the torch that is there (pip install --no-deps open_clip_torch "
-    "ftfy regex wcwidth), bring the weights of a model, and let it describe the pictures: cooc index FOLDER --words "
+    "ftfy regex wcwidth), bring the weights of a model, and let it describe the pictures: cooc index FOLDER --text "
     "ViT-B-32=WEIGHTS.safetensors"
 )
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from cooc.errors import InputError, UnknownNameError
 from cooc.index.shortlist import Options
-from cooc.words import Model, are_words, find, update
+from cooc.text import Model, are_words, find, update
 from tests.shell import Shell
 from tests.tiny import open_index, write_photos
 
@@ -28,7 +28,7 @@ SMALL = {
 
 def write_model(folder: Path, seed: int = 0) -> Path:
     """As open_clip publishes its models: a folder with a config and the weights."""
-    from cooc.words import _open_clip
+    from cooc.text import _open_clip
 
     clip = _open_clip()
     torch.manual_seed(seed)
@@ -67,7 +67,7 @@ def names(photos: Path, text: str, **options: Any) -> list[str]:
 
 def test_vectors_are_open_clips_own(model: Path, photos: Path) -> None:
     """Found in the order that its own functions give, picture by picture."""
-    from cooc.words import _open_clip
+    from cooc.text import _open_clip
 
     report = describe_for_words(photos, model)
     assert report.described == 6
@@ -130,8 +130,8 @@ def test_commands(cooc: Shell, model: Path, tmp_path: Path) -> None:
     assert none.code == 2
     assert "There is no file 'a red car'" in none.err
     assert "open_clip_torch" in none.err
-    assert "--words" in none.err
-    done = cooc("index", photos, "--words", model, "--device", "cpu")
+    assert "--text" in none.err
+    done = cooc("index", photos, "--text", model, "--device", "cpu")
     assert done.code == 0, done.err
     assert "4 pictures described for words" in done.out
     found = cooc("search", "a red car", "--index", photos / ".cooc", "-k", 3, "--json", "--device", "cpu")
