@@ -1,4 +1,4 @@
-"""What an index and its parts cost: `engines`, `compact`, `growth`, `features`, `startup`, `duplicates`, `qualities`."""
+"""What an index costs: `engines`, `compact`, `growth`, `features`, `startup`, `duplicates`, `qualities`."""
 
 from __future__ import annotations
 
