@@ -13,6 +13,7 @@ from benchmarks.commands.cost import (
     bench_engines,
     bench_features,
     bench_growth,
+    bench_qualities,
     bench_startup,
 )
 from benchmarks.commands.index import bench_index, bench_search
@@ -46,6 +47,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "features": bench_features,
     "startup": bench_startup,
     "duplicates": bench_duplicates,
+    "qualities": bench_qualities,
     "calibrate": calibrate,
     "verify-probability": verify_probability,
     "verify-flat": verify_flat,

@@ -25,7 +25,18 @@ from packaging.utils import canonicalize_name
 from tests.labelled import write_labelled_folder
 
 ROOT = Path(__file__).parent.parent
-USERS = ("cloud", "figures", "milvus", "parquet", "postgres", "ray", "serve", "timm")  # extras, as users install them
+USERS = (
+    "cloud",
+    "figures",
+    "milvus",
+    "parquet",
+    "postgres",
+    "ray",
+    "serve",
+    "timm",
+    "watch",
+    "text",
+)  # extras, as users install them
 IF_THERE = {"triton"}  # torch brings it where it has a GPU to use it on; everything works without it
 
 

@@ -1,4 +1,4 @@
-"""Commands `engines`, `compact`, `growth`, `features`, `startup` and `duplicates`: what an index and its parts cost."""
+"""What an index costs: `engines`, `compact`, `growth`, `features`, `startup`, `duplicates`, `qualities`."""
 
 from __future__ import annotations
 
@@ -160,3 +160,18 @@ def bench_duplicates(
     for kind, number in found["found"].items():
         out.print(f"{kind}: {number} of {copied}")
     out.print(f"photos that were joined: {found['photos that were joined'] or 'none'}")
+
+
+def bench_qualities(
+    folder: Annotated[Path, typer.Argument(help="A folder of photos.")],
+    count: Annotated[int, typer.Option(min=1, help="Photos.")] = 10,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """What a photo costs by the qualities of `cooc index`: seconds of one core, and bytes on disk."""
+    from benchmarks.qualities import measure_qualities
+
+    found = measure_qualities(folder, count)
+    _write(found, file=results / "qualities-cpu.json")
+    for name, row in found["qualities"].items():
+        seconds, size = row["processor seconds of a photo"], row["MB of a thousand photos"]
+        out.print(f"{name}: {seconds} s of one core a photo, {size} MB a thousand")

@@ -93,6 +93,13 @@ def index(
             help="Address of the Ray cluster. [default: $RAY_ADDRESS, or one that is started on this machine]"
         ),
     ] = "",
+    text: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL=FILE|FOLDER",
+            help='For `cooc search "a red car"`: a model of open_clip with weights of your own. Later runs keep to it.',
+        ),
+    ] = "",
     follow: Annotated[bool, typer.Option("--follow", help="Follow symbolic links.")] = False,
     keep_missing: Annotated[bool, typer.Option("--keep-missing", help="Keep what is no longer on disk.")] = False,
     prune: Annotated[
@@ -149,6 +156,8 @@ def index(
             )
         if not report.interrupted and report.described + report.removed > TIDY * len(search.store):
             search.store.compact()
+        if not report.interrupted:
+            follow_with_text(search, text, device, quiet, as_json)
         if not search.meta.features and not verify and not quiet and not as_json:
             named = f" --index {index}" if index else ""
             out.print(
@@ -157,6 +166,19 @@ def index(
                 markup=False,
             )
         finish(search, report, quiet, as_json)
+
+
+def follow_with_text(search: ImageSearch, model: str, device: str, quiet: bool, as_json: bool) -> None:
+    """Describe for words what the index has and they have not, where that is wanted."""
+    from cooc.index import is_folder
+    from cooc.text import PLACE, update
+
+    if not model and not (is_folder(search.index_path) and (Path(search.index_path) / PLACE).is_dir()):
+        return
+    with running(search, quiet, as_json) as progress:
+        done = update(search.index_path, search.store, search.collection, model, device=device, progress=progress)
+    if done is not None and done.described and not quiet and not as_json:
+        out.print(f"{counted(done.described, 'picture')} described for words.")
 
 
 @app.command()

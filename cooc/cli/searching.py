@@ -37,7 +37,9 @@ TagOption = Annotated[list[str] | None, typer.Option("--tag", help="Only with th
 def search(
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE|URL|-|FOLDER", help="Several pictures make one query; a folder, one for each."),
+        typer.Argument(
+            metavar="IMAGE|URL|-|FOLDER|WORDS", help="Several pictures make one query; a folder, one for each."
+        ),
     ],
     index: IndexOption = "",
     box: Annotated[str, typer.Option(metavar="X0,Y0,X1,Y1", help="The part of the picture to search for.")] = "",
@@ -96,7 +98,7 @@ def search(
     with warm.opened(find_index(index), device) as found:
         for title, sources in _queries(images, part):
             try:
-                answer = _ask(found, title, sources, part, options)
+                answer = _ask(found, title, sources, part, options, device)
             except ImageError as error:
                 if len(images) == 1 and not Path(images[0]).is_dir():
                     raise
@@ -167,9 +169,16 @@ def _source(word: str) -> Picture:
     return download(word, allow={origin(word)}) if is_web(word) else Path(word)
 
 
-def _ask(found: ImageSearch, title: str, sources: list[Picture], part: Box | None, options: dict[str, Any]) -> Answer:
+def _ask(
+    found: ImageSearch, title: str, sources: list[Picture], part: Box | None, options: dict[str, Any], device: str
+) -> Answer:
     from cooc.cli.showing import Answer
+    from cooc.index.shortlist import Options
+    from cooc.text import are_words, find
 
+    if len(sources) == 1 and are_words(title):
+        how = Options(options["k"], None, None, False, options["where"], options["min_score"])
+        return Answer(title, [], None, find(found.index_path, title, how, device=device))
     return Answer(title, sources, part, found.search(sources, [part] if part else None, **options))
 
 

@@ -241,6 +241,7 @@ class ImageSearch(ChangingIndex):
             self.store,
             threshold,
             where,
+            words=self.words,
             mirrored=self._mirrored,
             device=None if device.type == "cpu" else str(device),
         )

@@ -145,3 +145,13 @@ def test_duplicates_by_kind(benchmarks: Shell, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "duplicates-light+size=128.json").read_text())
     assert found["pictures"] == len(PHOTOS) + 2 * len(found["found"])
     assert set(found["found"].values()) == {2}
+
+
+def test_qualities(benchmarks: Shell, tmp_path: Path) -> None:
+    photos = write_labelled_folder(tmp_path / "things") / "jpg"
+    done = benchmarks("qualities", photos, "--count", 2, "--results", tmp_path)
+    assert done.code == 0, done.err
+    found = json.loads((tmp_path / "qualities-cpu.json").read_text())["qualities"]
+    assert list(found) == ["fast", "balanced", "best"]
+    assert found["fast"]["MB of a thousand photos"] < found["balanced"]["MB of a thousand photos"]
+    assert found["best"]["processor seconds of a photo"] > 0
