@@ -410,10 +410,12 @@ def test_phone(visit: Visit) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     keep(page, "phone-results")
     for card in page.locator(".card").all():
-        mark, why = card.locator(".mark").bounding_box(), card.locator(".why").bounding_box()
+        mark, why, pick = (card.locator(part).bounding_box() for part in (".mark", ".why", ".pick"))
         assert mark
         assert why
-        assert mark["y"] + mark["height"] <= why["y"]  # neither lies over the other
+        assert pick
+        assert mark["y"] + mark["height"] <= min(why["y"], pick["y"])  # none lies over another
+        assert pick["x"] + pick["width"] <= why["x"]
     page.get_by_role("button", name=re.compile("Why")).first.tap()
     expect(page.get_by_role("dialog").locator(".here")).to_have_count(2)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
