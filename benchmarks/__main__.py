@@ -7,7 +7,14 @@ from collections.abc import Callable
 import typer
 
 from benchmarks.commands.calibrate import calibrate
-from benchmarks.commands.cost import bench_compact, bench_engines, bench_features, bench_growth
+from benchmarks.commands.cost import (
+    bench_compact,
+    bench_duplicates,
+    bench_engines,
+    bench_features,
+    bench_growth,
+    bench_startup,
+)
 from benchmarks.commands.index import bench_index, bench_search
 from benchmarks.commands.reporting import figures, tables
 from benchmarks.commands.scale import bench_scale
@@ -15,6 +22,7 @@ from benchmarks.commands.serve import bench_serve
 from benchmarks.commands.speed import speed
 from benchmarks.commands.store import bench_store
 from benchmarks.commands.verify import verify_flat, verify_probability, verify_speed
+from benchmarks.commands.words import fit_words
 from cooc.cli import run
 
 app = typer.Typer(
@@ -36,10 +44,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compact": bench_compact,
     "growth": bench_growth,
     "features": bench_features,
+    "startup": bench_startup,
+    "duplicates": bench_duplicates,
     "calibrate": calibrate,
     "verify-probability": verify_probability,
     "verify-flat": verify_flat,
     "verify-speed": verify_speed,
+    "fit-words": fit_words,
     "tables": tables,
     "figures": figures,
 }

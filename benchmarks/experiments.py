@@ -43,7 +43,7 @@ from cooc.provenance import portable, provenance
 from cooc.recipes import MULTI_SCALE, DescriptorConfig, find_recipe
 from cooc.stream import stream, upload
 from cooc.training import filters
-from cooc.training.cache import ActivationCache, Columns
+from cooc.training.cache import ActivationCache, Columns, half
 from cooc.training.network import CoOcNet, describe
 from cooc.training.train import TrainConfig, train
 from cooc.training.verification import all_pairs, verify
@@ -146,7 +146,7 @@ def activations(
 ) -> list[ActivationCache]:
     """One decode, one backbone pass for each scale: a cache for each, rows in the order of the items."""
     device = next(backbone.parameters()).device
-    columns = [Columns() for _ in scales]
+    columns = [Columns(half(next(backbone.parameters()).dtype)) for _ in scales]
 
     @torch.no_grad()
     def begin(images: Tensor) -> Callable[[], list[list[Tensor]]]:

@@ -23,7 +23,7 @@ import torch
 from cooc.descriptor import Descriptor
 from cooc.errors import StoreMissingError
 from cooc.image_search import ImageSearch
-from cooc.index import sync
+from cooc.index import run
 from cooc.index.store import Vectors
 from cooc.pictures.batches import Batch, Item, batches, default_workers
 from cooc.pictures.folder import list_images
@@ -102,7 +102,7 @@ def measure_throughput(
 
 
 def kill_and_resume(
-    folder: Path, open_index: Open, kills: int, seed: int = 0, commit_images: int = sync.COMMIT_IMAGES
+    folder: Path, open_index: Open, kills: int, seed: int = 0, commit_images: int = run.COMMIT_IMAGES
 ) -> dict[str, Any]:
     """Kill indexing at random moments; each time the index must open, verify, and be completed by a second run.
 
@@ -176,7 +176,7 @@ def _run(context: Any, arguments: tuple[Any, ...], kill_after: float | None) -> 
 
 
 def _index(told: Any, index: Path, folder: Path, open_index: Open, commit_images: int) -> None:
-    sync.COMMIT_IMAGES = commit_images
+    run.COMMIT_IMAGES = commit_images
     told.send("begun")
     with open_index(index, folder) as search:
         search.index([folder], workers=0)

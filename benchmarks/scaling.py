@@ -20,9 +20,10 @@ from PIL import Image, ImageDraw
 
 from cooc.descriptor import Descriptor
 from cooc.image_search import ImageSearch
-from cooc.index import sync
+from cooc.index import run
+from cooc.index.engine import Engine
 from cooc.index.ray import OnRay
-from cooc.index.sync import Engine, Report
+from cooc.index.report import Report
 
 __all__ = ["measure_scaling", "write_pictures"]
 
@@ -109,14 +110,14 @@ def measure_scaling(
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    before, every = torch.get_num_threads(), sync.PROGRESS_SECONDS
+    before, every = torch.get_num_threads(), run.PROGRESS_SECONDS
     torch.set_num_threads(count)
-    sync.PROGRESS_SECONDS = 0.02
+    run.PROGRESS_SECONDS = 0.02
     try:
         yield
     finally:
         torch.set_num_threads(before)
-        sync.PROGRESS_SECONDS = every
+        run.PROGRESS_SECONDS = every
 
 
 def _measured(report: Report, marks: list[tuple[int, float]]) -> dict[str, Any]:

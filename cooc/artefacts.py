@@ -35,8 +35,6 @@ from cooc.weights import export_weights, import_weights
 from cooc.whitening import Storage, Whitening
 from cooc.whitening import save as save_whitening
 
-__all__ = ["FILTER", "WHITENING", "export_artefact", "import_artefact", "write_artefact"]
-
 FILTER, WHITENING, NETWORK = "filter.safetensors", "whitening.safetensors", "network.safetensors"
 
 

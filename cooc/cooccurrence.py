@@ -39,11 +39,6 @@ from cooc import kernels
 from cooc.errors import InputError, UnknownNameError
 from cooc.filter_files import read_filter, write_filter
 
-__all__ = [
-    "FORMS", "Cooccurrence", "cooccurrence", "cooccurrence_factored", "cooccurrence_learned", "cooccurrence_vector",
-    "direct_filter", "inside", "shih_cooccurrence",
-]  # fmt: skip
-
 FORMS = ("direct", "learned", "factored")
 EPS = 1e-10  # the diagonal of F in Algorithm 1
 

@@ -28,7 +28,7 @@ from cooc.pictures.batches import Item
 from cooc.pictures.decode import Picture, is_picture, load_image
 from cooc.pooler import Pooler
 from cooc.pooling import l2_normalise, power_mean
-from cooc.recipes import DescriptorConfig, find_recipe, find_whitening
+from cooc.recipes import DescriptorConfig, find_recipe, find_whitening, no_network
 from cooc.stream import download, stream, upload
 from cooc.weights import content_hash, load_weights
 from cooc.whitening import Whitening
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     Vector = np.ndarray[Any, np.dtype[np.float32]]
     Image = Picture | Tensor
-
-__all__ = ["Descriptor", "load_backbone"]
 
 NOT_FINITE = "The network gave NaN or infinity. Check its weights and the dtype, or use --device cpu."
 FEATURELESS = "The network finds nothing in it (a picture of one colour?). Remove it, or use another recipe."
@@ -234,6 +232,8 @@ def _why_none(vector: Vector) -> CoocError:
 
 def load_backbone(config: DescriptorConfig, device: torch.device) -> Activations:
     """The config's network with its weights, on the device; several descriptors may share it."""
+    if config.given:
+        raise no_network(config)
     weights, dtype = load_weights(config.weights), resolve_dtype(config.dtype, device)
     return build_backbone(config.backbone, config.layer or None, weights=weights, device=device, dtype=dtype)
 

@@ -29,26 +29,10 @@ from typing import Any
 
 PARTIAL = 3  # exit code: done, some files left out and reported
 
-__all__ = [
-    "PARTIAL",
-    "BoxError",
-    "CoocError",
-    "DatasetError",
-    "ImageError",
-    "InputError",
-    "MachineError",
-    "NoMemoryError",
-    "StoreDamagedError",
-    "StoreError",
-    "StoreLockedError",
-    "StoreMismatchError",
-    "StoreMissingError",
-    "UnknownNameError",
-    "UnreadableError",
-    "VectorDamagedError",
-    "WeightsError",
-    "WhiteningError",
-]
+
+def counted(count: int, what: str) -> str:
+    """For messages: "1 picture", "1,000 pictures"."""
+    return f"{count:,} {what}{'' if count == 1 else 'es' if what.endswith('x') else 's'}"
 
 
 class CoocError(Exception):

@@ -18,18 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from cooc.errors import InputError, UnknownNameError
 
-__all__ = [
-    "PROTOCOLS",
-    "Evaluation",
-    "Protocol",
-    "Query",
-    "average_precision",
-    "bootstrap_interval",
-    "evaluate",
-    "positive_ranks",
-    "precision_recall",
-]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -21,8 +21,6 @@ from torch import Tensor
 from cooc.errors import InputError, UnknownNameError
 from cooc.files import replacing
 
-__all__ = ["STORAGE", "about_filter", "read_filter", "write_filter"]
-
 STORAGE = {"float32": torch.float32, "float16": torch.float16}
 
 

@@ -14,8 +14,6 @@ from torch.export import Dim
 from cooc.errors import InputError
 from cooc.files import write_whole
 
-__all__ = ["write_onnx"]
-
 OTHERS = ((161, 193), (330, 130), (129, 410))  # sizes that a network for any size is tried with
 
 

@@ -10,8 +10,6 @@ from cooc.cooccurrence import Cooccurrence, shih_cooccurrence
 from cooc.pooling import POOLINGS, l2_normalise, mask, shapes
 from cooc.recipes import DescriptorConfig, find_filter
 
-__all__ = ["Pooler"]
-
 LINEAR = {"chco-sct": (True, True), "sct": (True, False), "chco": (False, True)}  # alpha counts, beta counts
 
 

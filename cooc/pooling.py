@@ -21,33 +21,6 @@ from torch import Tensor, nn
 from cooc import kernels
 from cooc.errors import InputError, UnknownNameError
 
-__all__ = [
-    "MASKS",
-    "POOLINGS",
-    "CompactBilinear",
-    "GeM",
-    "Pooling",
-    "bilinear",
-    "centre_mask",
-    "chco",
-    "chco_sct",
-    "compact_bilinear",
-    "crow",
-    "gem",
-    "l2_normalise",
-    "mac",
-    "mask",
-    "power_mean",
-    "rmac",
-    "sct",
-    "shapes",
-    "signed_sqrt",
-    "sketch_hashes",
-    "spoc",
-    "top_down_mask",
-    "ucrow",
-]
-
 
 def l2_normalise(x: Tensor) -> Tensor:
     """Rows of length 1; a row of zeros stays zeros."""

@@ -17,8 +17,6 @@ import torch
 
 from cooc.activations import resolve_device
 
-__all__ = ["portable", "provenance"]
-
 
 def provenance(device: str = "auto") -> dict[str, Any]:
     """Command, commit, versions and machine: what it takes to run a number again."""

@@ -44,6 +44,7 @@ __all__ = [
 MULTI_SCALE = (1.0, math.sqrt(0.5), 0.5)
 COOCCURRENCES = ("direct", "learned", "shih", "none")
 ARTEFACT = "descriptor.json"
+GIVEN = "given:"  # before the name of a method whose vectors were imported: no network of ours makes them
 SKETCH = (("dim", 8192), ("seed", 0))
 
 
@@ -71,7 +72,7 @@ class DescriptorConfig:
         put(self, "options", tuple(sorted((name, _plain(value)) for name, value in dict(self.options).items())))
         put(self, "sigma", float(self.sigma))  # equal configs must have one hash: 1 and 1.0 are written differently
         put(self, "scales", tuple(float(scale) for scale in self.scales))
-        if not self.backbone.startswith("timm:"):
+        if not self.backbone.startswith(("timm:", GIVEN)):
             if self.backbone not in BACKBONES:
                 raise UnknownNameError("backbone", self.backbone, [*BACKBONES, "timm:NAME"])
             layers = BACKBONES[self.backbone].layers
@@ -132,7 +133,7 @@ class DescriptorConfig:
     def space(self) -> str:
         """The same for people: names the whitening files that ship with cooc. A layer is named unless it is the
         backbone's default."""
-        default = "" if self.backbone.startswith("timm:") else next(iter(BACKBONES[self.backbone].layers))
+        default = next(iter(BACKBONES[self.backbone].layers)) if self.backbone in BACKBONES else ""
         parts = [self.backbone, *[self.layer] * (self.layer != default), self.pooling]
         if POOLINGS[self.pooling].cooccurrence:
             parts.append({"direct": "act", "none": "aa"}.get(self.cooccurrence, self.cooccurrence))
@@ -142,6 +143,11 @@ class DescriptorConfig:
     def weights(self) -> str:
         """The name of its network's weights."""
         return self.backbone if self.backbone.startswith("timm:") else BACKBONES[self.backbone].weights
+
+    @property
+    def given(self) -> str:
+        """The name of the method whose vectors were imported; "" where a network of ours makes them."""
+        return self.backbone.removeprefix(GIVEN) if self.backbone.startswith(GIVEN) else ""
 
     @property
     def depthwise(self) -> bool:
@@ -168,6 +174,13 @@ class DescriptorConfig:
         if self.filter:  # what counts is the filter in the file, not where the file lies
             values["filter"] = hashlib.sha256(find_filter(self.filter).read_bytes()).hexdigest()
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def no_network(config: DescriptorConfig) -> InputError:
+    return InputError(
+        f"The vectors of {config.given!r} were imported, and cooc cannot make them for other pictures. Search by a "
+        "whole picture of the index, or import the vectors of others: cooc import FILE.npy --paths FILE.txt"
+    )
 
 
 def _plain(value: float) -> float:
@@ -243,6 +256,12 @@ def _light(source: str) -> tuple[DescriptorConfig, str]:
     return config.replace(backbone="efficientnet-lite0", layer=""), source
 
 
+def _resnet(source: str) -> tuple[DescriptorConfig, str]:
+    """What a laptop can bear: a fifth of VGG16's arithmetic, and pictures of 640 pixels."""
+    config, _ = _linear("gem", source)
+    return config.replace(backbone="resnet50-caffe", layer="", size=640), source
+
+
 _TABLE: dict[str, tuple[DescriptorConfig, str]] = {
     "ucrow": _linear("ucrow", "table 1 and 6: ucrow"),
     "crow": _linear("crow", "table 1 and 6: crow (Kalantidis et al. 2016)"),
@@ -265,6 +284,7 @@ _TABLE: dict[str, tuple[DescriptorConfig, str]] = {
     "shih-bilinear-topdown": _bilinear("table 5: Shih BP(AC_T) + SpTD, 512", "top-down", "shih"),
     "shih-bilinear-topdown-4096": _bilinear("table 5: Shih BP(AC_T) + SpTD, 4096", "top-down", "shih", 4096),
     "paper-bilinear-aa-ms": _bilinear("table 4: BP(AA) + ms, 8192", "none", "none", 8192, MULTI_SCALE),
+    "resnet-gem": _resnet("our measurement: docs/performance.md"),
     "light": _light("our measurement: docs/performance.md"),
     "paper-bilinear-ms": _bilinear("table 4 and 6: BP(AC_T) + ms, 8192", "none", "direct", 8192, MULTI_SCALE),
     "learned": _learned("section 5, our filter: BP(AC_T) learned"),

@@ -22,27 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 from cooc.errors import InputError, UnknownNameError
 from cooc.vectors import unit_rows
 
-__all__ = [
-    "EXPANSIONS",
-    "RERANKERS",
-    "NeighbourGraph",
-    "alpha_expansion",
-    "average_expansion",
-    "database_augmentation",
-    "diffusion",
-    "diffusion_scores",
-    "expand",
-    "k_reciprocal",
-    "k_reciprocal_scores",
-    "knn_graph",
-    "no_expansion",
-    "no_reranking",
-    "rank",
-    "rerank",
-    "superglobal",
-    "superglobal_scores",
-]
-
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
 Scores = NDArray[np.float32]

@@ -26,8 +26,6 @@ from cooc.errors import CoocError, MachineError
 from cooc.pictures.batches import Bad, Batch, Item, batches, default_workers
 from cooc.pictures.shared_memory import Beside
 
-__all__ = ["batch_pixels", "download", "stream", "upload"]
-
 T = TypeVar("T")
 Begin = Callable[[Tensor], Callable[[], Iterable[T]]]
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import logging
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import Tensor, nn
 
 from cooc.errors import InputError, UnknownNameError
-
-__all__ = ["TimmModel", "published_weights", "timm_model"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,30 @@ def timm_model(name: str, layer: str | None = None) -> TimmModel:
 
 def published_weights(name: str) -> dict[str, Tensor]:
     """The state dict of a whole model, which timm downloads (and keeps a copy of in a cache of its own)."""
-    state: dict[str, Tensor] = _import_timm().create_model(name, pretrained=True).state_dict()
+    timm = _import_timm()
+    from huggingface_hub import constants, errors
+
+    place = urlsplit(constants.ENDPOINT).hostname or ""
+    talk = logging.getLogger("huggingface_hub")  # of each of its many attempts
+    before = talk.level, constants.HF_HUB_OFFLINE
+    try:
+        talk.setLevel(logging.ERROR)
+        constants.HF_HUB_OFFLINE |= not _reachable(place)  # or it would try for a minute
+        state: dict[str, Tensor] = timm.create_model(name, pretrained=True).state_dict()
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise OSError(f"{place} cannot be reached, and timm's own cache does not have it") from error
+    finally:
+        talk.setLevel(before[0])
+        constants.HF_HUB_OFFLINE = before[1]
     return state
+
+
+def _reachable(place: str) -> bool:
+    """Has a name an address, or is there a proxy that would know?"""
+    try:
+        return bool(getproxies() or socket.getaddrinfo(place, 443))
+    except OSError:
+        return False
 
 
 class _OneMap(nn.Module):

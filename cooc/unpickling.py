@@ -8,8 +8,6 @@ from typing import IO, Any
 
 import numpy as np
 
-__all__ = ["load_arrays"]
-
 
 def load_arrays(stream: IO[bytes]) -> Any:
     """What the pickle holds. `pickle.UnpicklingError` names whatever else it asks for. (Latin 1 is for the bytes of

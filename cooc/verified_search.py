@@ -4,18 +4,22 @@
     results.matches[0].agreement.inliers        # points of both pictures that agree on one geometry
 
 What is verified leads, with the probability that it shows the same thing; what follows is merely similar. Only the
-shortlist and the neighbours of what is verified are looked at: the cost does not grow with the collection.
+shortlist and the neighbours of what is verified are looked at: the cost does not grow with the collection. The
+shortlist is made of two, taken in turn: the nearest by their vectors, and those that share most visual words.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cooc.index.inverted import Inverted
 from cooc.index.shortlist import Match, Options, Results, find_matches, still_there
 from cooc.index.store import Store, Vectors
 from cooc.verification.agreement import Agreement
@@ -23,11 +27,13 @@ from cooc.verification.features import LocalFeatures, unpack
 from cooc.verification.probability import PROVEN, same_thing
 from cooc.verification.rounds import LEAST, SHORTLIST, TOP, rounds
 from cooc.verification.verifier import verify
+from cooc.verification.words import signatures
 
 __all__ = ["Features", "find_verified", "verify_pictures"]
 
 Features = tuple[LocalFeatures, ...]  # of one picture, by one engine or more
 Numbers = NDArray[np.int64]
+Id = TypeVar("Id", bound=Hashable)
 
 
 def find_verified(
@@ -36,13 +42,14 @@ def find_verified(
     asked: Sequence[Features],
     options: Options,
     *,
+    words: Inverted | None = None,
     without: str | None = None,
     device: str | None = None,
     started: float | None = None,
 ) -> Results:
     """The best matches of a unit vector (D,) and the local features of the pictures that it was made of.
 
-    `device` names a GPU that compares the features; None is the CPU.
+    `words` are those of the index's pictures; `device` names a GPU that compares the features, None is the CPU.
     """
     started = time.monotonic() if started is None else started
     wanted = options.offset + options.k
@@ -51,6 +58,9 @@ def find_verified(
     seen = _Seen(store, query, without)
     first = seen.numbers(match.id for match in shortlist.matches)
     first = first[first >= 0]
+    by_words = _by_words(store, words, asked, options) if words is not None else []
+    mixed = in_turn([first[:SHORTLIST].tolist(), *(seen.numbers(ids).tolist() for ids in by_words)])
+    both = np.array([number for number in mixed if number >= 0], np.int64)
     agreements: dict[int, tuple[Agreement, int]] = {}
 
     def look(numbers: Numbers) -> list[Agreement]:
@@ -65,11 +75,11 @@ def find_verified(
         )
         return np.array([[known[name] for name in row] + [-1] * (k - len(row)) for row in rows])
 
-    if not len(first):
+    if not len(both):
         return replace(shortlist, matches=[], no_match=True, seconds=time.monotonic() - started, checked=True)
     ranking = rounds(
-        first[:SHORTLIST],
-        seen.cosines(first[:SHORTLIST]),
+        both,
+        seen.cosines(both),
         vectors=seen.rows,
         verify=look,
         nearest=nearest,
@@ -93,6 +103,23 @@ def find_verified(
     matches.sort(key=lambda match: -(match.probability or 0.0))  # stable: what is not proven stays in its order
     proof = any(match.verified for match in matches)
     return Results(matches[options.offset : wanted], not proof, query, time.monotonic() - started, checked=True)
+
+
+def in_turn(lists: Iterable[Sequence[Id]]) -> list[Id]:
+    """The first of each list, then the second of each, and so on; each once."""
+    rows = itertools.zip_longest(*lists)
+    return list(dict.fromkeys(one for row in rows for one in row if one is not None))
+
+
+def _by_words(store: Store, words: Inverted, asked: Sequence[Features], options: Options) -> list[list[str]]:
+    """For each picture that was asked for: which share most words with it, of those that count."""
+    found = [words.search(signature, TOP) for signature in signatures(asked)]
+    if options.where is None:
+        return found
+    names = list(dict.fromkeys(itertools.chain.from_iterable(found)))
+    records = zip(names, store.get(names), strict=True)
+    good = {name for name, record in records if record is not None and options.where.matches(record)}
+    return [[name for name in ids if name in good] for ids in found]
 
 
 def verify_pictures(

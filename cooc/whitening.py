@@ -30,19 +30,6 @@ from torch import Tensor, nn
 from cooc.errors import UnknownNameError, WhiteningError
 from cooc.files import write_whole
 
-__all__ = [
-    "STORAGE",
-    "PCAFitter",
-    "Storage",
-    "Whitening",
-    "fit_learned",
-    "fit_pca",
-    "fit_pca_streaming",
-    "load",
-    "save",
-    "whiten",
-]
-
 Vectors = Tensor | NDArray[Any]
 Indices = Tensor | NDArray[Any] | Sequence[int]
 Storage = Literal["float32", "float16", "int8"]

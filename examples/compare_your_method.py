@@ -4,6 +4,11 @@
     cooc bench LABELLED_FOLDER --vectors mine=OUTPUT/database.npy,OUTPUT/queries.npy
     cooc compare LABELLED_FOLDER -r default --vectors mine=OUTPUT/database.npy,OUTPUT/queries.npy
 
+To look at what your vectors find, make an index of them:
+
+    cooc import OUTPUT/database.npy --paths OUTPUT/names.txt --index OUTPUT/index --root LABELLED_FOLDER --name mine
+    cooc serve --index OUTPUT/index
+
 LABELLED_FOLDER has ground_truth.json and jpg/, or is the name of a benchmark (`cooc data list`). Put your network in
 place of `describe`; here a colour histogram stands for it.
 """
@@ -41,6 +46,7 @@ def main(folder: str, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     np.save(output / "database.npy", database)
     np.save(output / "queries.npy", queries)
+    (output / "names.txt").write_text("".join(f"{path.absolute()}\n" for path in dataset.image_paths))
 
     rankings = np.argsort(-queries @ database.T, axis=1, kind="stable")  # (Q, N)
     for protocol in dataset.protocols:

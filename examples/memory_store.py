@@ -7,33 +7,32 @@ is one product with all vectors.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from cooc.errors import InputError, StoreError, StoreMissingError
+from cooc.errors import StoreError, StoreMissingError
 from cooc.index.copying import copy_to_folder
 from cooc.index.store import (
     BadFile,
     Block,
-    Codes,
+    Code,
     FeatureCount,
     Filter,
     Forgotten,
     Record,
     SearchResult,
+    Store,
     StoreMeta,
     Vectors,
-    check_codes,
-    check_engines,
     check_tags,
-    check_vectors,
     given_back,
     id_bytes,
     long_ago,
+    moving,
     now,
     path_bytes,
     several,
@@ -71,17 +70,18 @@ INDEXES: dict[str, Kept] = {}  # by address
 def create_store(address: str, meta: StoreMeta) -> Memory:
     if address in INDEXES:
         raise StoreError(f"There is an index at {address} already.")
-    return Memory(INDEXES.setdefault(address, Kept(meta)), write=True)
+    return Memory(address, INDEXES.setdefault(address, Kept(meta)), write=True)
 
 
 def open_store(address: str, *, write: bool = False) -> Memory:
     if address not in INDEXES:
         raise StoreMissingError(f"There is no index at {address}. Make one: cooc index FOLDER --index {address}")
-    return Memory(INDEXES[address], write)
+    return Memory(address, INDEXES[address], write)
 
 
-class Memory:
-    def __init__(self, kept: Kept, write: bool) -> None:
+class Memory(Store):
+    def __init__(self, address: str, kept: Kept, write: bool) -> None:
+        self.shown = f"the index at {address}"
         self._kept, self._write, self._open = kept, write, True
 
     @property
@@ -110,18 +110,12 @@ class Memory:
 
     # changes
 
-    def add(self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None) -> None:
-        self.add_all([Block(records, vectors, features)])
-
     def add_all(self, blocks: Iterable[Block]) -> int:
         count = 0
         with self._change() as new:
-            for records, vectors, *features in blocks:
-                new.codes |= check_codes(self.meta, records, *(features or [None]))
-                rows = check_vectors(vectors, self.meta.dim).copy()
-                if len(rows) != len(records):
-                    raise InputError(f"{len(rows)} vectors for {len(records)} records: give one for each.")
-                latest = {record.path: (record, row) for record, row in zip(records, rows, strict=True)}
+            for records, vectors, codes in map(self._checked, blocks):
+                new.codes |= codes
+                latest = {record.path: (record, row) for record, row in zip(records, vectors.copy(), strict=True)}
                 tagged, used = given_back([record for record, _ in latest.values()], new.forgotten.values())
                 for record in tagged:
                     before = new.images[record.path][0].tags if record.path in new.images else frozenset()
@@ -138,10 +132,8 @@ class Memory:
 
     def rename(self, moves: Mapping[str, str]) -> int:
         with self._change() as new:
-            moving = {old: to for old, to in moves.items() if old != to and old in new.images}
-            if len(set(moving.values())) < len(moving):
-                raise InputError("Two images cannot move to one path.")
-            images = [(to, new.images.pop(old)) for old, to in moving.items()]
+            wanted = {old: to for old, to in moving(moves).items() if old in new.images}
+            images = [(to, new.images.pop(old)) for old, to in wanted.items()]
             for to, (record, vector) in images:
                 new.take_out(to)
                 new.images[to] = replace(record, path=to), vector
@@ -184,26 +176,20 @@ class Memory:
         with self._change() as new:
             new.forgotten.update({(one.sha256, one.path): one for one in tags})
 
-    def set_feature_engines(self, engines: str) -> None:
+    def _set_engines(self, engines: str) -> None:
         with self._change():
-            if check_engines(self.meta, engines):
-                self._kept.meta = replace(self.meta, features=engines)
+            self._kept.meta = replace(self.meta, features=engines)
 
-    def set_features(self, codes: Mapping[str, bytes]) -> int:
+    def _set_features(self, codes: Mapping[str, bytes]) -> None:
         with self._change() as new:
-            records = [record for record in self.get(list(codes)) if record is not None]
-            new.codes |= check_codes(self.meta, records, [codes[record.id] for record in records])
-            return len(records)
+            new.codes |= codes
 
     # questions
 
-    def get(self, ids: Sequence[str]) -> list[Record | None]:
-        by_id = {id_bytes(record.id): record for record, _ in self._now.images.values()}
-        return [by_id.get(id_bytes(name)) for name in ids]
-
-    def find(self, paths: Sequence[str]) -> list[Record | None]:
-        images = self._now.images
-        return [images[path][0] if path in images else None for path in paths]
+    def _images(self, field: str, values: list[bytes]) -> list[Record]:
+        wanted = set(values)
+        images = (record for record, _ in self._now.images.values())
+        return [one for one in images if (id_bytes(one.id) if field == "id" else path_bytes(one.path)) in wanted]
 
     def by_sha256(self, sha256: str) -> list[Record]:
         return [record for record in self.records() if record.sha256 == sha256]
@@ -233,31 +219,23 @@ class Memory:
     def damaged(self) -> Iterator[str]:
         return iter(())  # memory is trusted; what lies on a disk or a server needs a checksum for each vector
 
-    def vectors(self, ids: Sequence[str]) -> Vectors:
-        images = self._now.images
-        found = [images[record.path][1] for record in self.get(ids) if record is not None]
-        if len(found) < len(ids):
-            raise InputError("Some of these images are no longer in the index: search again.")
-        return np.array(found, np.float32).reshape(-1, self.meta.dim)
+    def _vectors(self, ids: set[bytes]) -> dict[str, tuple[str, Vectors | None]]:
+        images = self._now.images.values()
+        return {record.id: (record.path, vector) for record, vector in images if id_bytes(record.id) in ids}
 
-    def features(self, ids: Sequence[str]) -> list[bytes | None]:
+    def _codes(self, ids: set[bytes]) -> list[Code]:
         codes = self._now.codes
-        return [None if record is None else codes.get(record.sha256) for record in self.get(ids)]
+        return [Code(r.id, r.path, codes[r.sha256]) for r in self._images("id", list(ids)) if r.sha256 in codes]
 
     def without_features(self, *, check: bool = False) -> Iterator[Record]:
         return (record for record in self.records() if record.sha256 not in self._now.codes)
 
-    def count_features(self) -> FeatureCount:
+    def _count_features(self) -> FeatureCount:
         now = self._now
         having = [record for record, _ in now.images.values() if record.sha256 in now.codes]
         return FeatureCount(len(having), sum(map(len, now.codes.values())))
 
-    def search(
-        self, queries: Vectors, k: int, *, where: Filter | None = None, exact: bool | None = None
-    ) -> SearchResult:
-        queries = check_vectors(queries, self.meta.dim)
-        if k < 1:
-            raise InputError(f"k must be at least 1, not {k}.")
+    def _search(self, queries: Vectors, k: int, where: Filter | None, exact: bool | None) -> SearchResult:
         images = self._now.images.values()
         found = sorted(((r.id, v) for r, v in images if where is None or where.matches(r)), key=lambda pair: pair[0])
         names = [name for name, _ in found]  # by id, which decides between equal scores
@@ -274,9 +252,9 @@ class Memory:
             Block([record], vector[None], [tables.codes.get(record.sha256)])
             for record, vector in tables.images.values()
         ]
-        copy_to_folder(dest, self.meta, images, self.bad_files(), self.notes(), self.forgotten())
+        copy_to_folder(dest, self, images, self.bad_files())
 
-    def verify(self) -> list[str]:
+    def _problems(self) -> list[str]:
         return [path for path, (record, _) in self._now.images.items() if path != record.path]
 
     def compact(self) -> None:
@@ -288,9 +266,3 @@ class Memory:
 
     def close(self) -> None:
         self._open = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

@@ -126,3 +126,22 @@ def test_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)  # as where it is not installed
     with pytest.raises(InputError, match=r"pip install 'cooc\[timm\]'"):
         build_backbone("timm:resnet18", weights={})
+
+
+def test_without_a_connection_it_is_said_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No address ends with .invalid; timm would try for a minute, and tell of each attempt."""
+    from huggingface_hub import constants
+
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://weights.invalid")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("COOC_HOME", str(tmp_path))
+    monkeypatch.delenv("COOC_OFFLINE", raising=False)
+    with pytest.raises(WeightsError, match=r"weights\.invalid cannot be reached, and timm's own cache") as said:
+        weights.load_weights("timm:resnet18")
+    assert "cooc weights export timm:resnet18" in str(said.value)
+    assert not [line for line in caplog.messages if "Retrying" in line]
+    assert constants.HF_HUB_OFFLINE is False

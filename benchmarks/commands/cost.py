@@ -1,4 +1,4 @@
-"""Commands `engines`, `compact`, `growth` and `features`: what an index and its parts cost."""
+"""Commands `engines`, `compact`, `growth`, `features`, `startup` and `duplicates`: what an index and its parts cost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from benchmarks.commands.index import ResultsOption, _write
 from cooc.cli import err, out
+from cooc.cli.describing import DEFAULT
 from cooc.errors import InputError
 
 
@@ -125,3 +126,37 @@ def bench_features(
         f"{found['features of a picture']} features, {found['bytes of a picture']} bytes a picture; "
         f"{seconds['features']} s of the processor, {100 * found['features beside the vector']:.1f} % of the vector's"
     )
+
+
+def bench_startup(
+    folder: Annotated[Path, typer.Argument(help="A folder of photos.")],
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Of the temporary index.")] = DEFAULT,
+    count: Annotated[int, typer.Option(help="Photos.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Searches of each kind.")] = 5,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """What `cooc search` takes, the first time and again, and which steps take it."""
+    from benchmarks.startup import measure_startup
+
+    found = measure_startup(folder, recipe, count, rounds)
+    _write(found, file=results / "startup-cpu.json")
+    for kind in ("loading everything", "starting the process that stays", "answered by it"):
+        out.print(f"{kind}: {found[kind]['seconds']} s, {found[kind]['processor seconds']} s of the processor")
+
+
+def bench_duplicates(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of different photos.")],
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Of the temporary index.")] = DEFAULT,
+    count: Annotated[int, typer.Option(help="Photos.")] = 1000,
+    copied: Annotated[int, typer.Option(help="Of them, how many have a copy of each kind.")] = 20,
+    seed: Annotated[int, typer.Option(help="Of the choice of photos.")] = 0,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Which copies `cooc duplicates` finds among different photos, by kind, and what it joins by mistake."""
+    from benchmarks.duplicates import measure_duplicates
+
+    found = measure_duplicates(folders, recipe, count, copied, seed)
+    _write(found, file=results / f"duplicates-{recipe}.json")
+    for kind, number in found["found"].items():
+        out.print(f"{kind}: {number} of {copied}")
+    out.print(f"photos that were joined: {found['photos that were joined'] or 'none'}")

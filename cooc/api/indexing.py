@@ -16,7 +16,7 @@ from cooc.api.schemas import IndexingOut
 from cooc.api.writing import Writer
 from cooc.errors import CoocError
 from cooc.image_search import ImageSearch
-from cooc.index.sync import Report
+from cooc.index.report import Report
 from cooc.pictures import Folder
 from cooc.pictures.batches import default_workers
 

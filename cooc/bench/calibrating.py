@@ -31,8 +31,6 @@ from cooc.index.store import Record
 from cooc.pictures.batches import Item
 from cooc.pictures.boxes import Box
 
-__all__ = ["about", "from_dataset", "from_marks"]
-
 LEAST = 10  # marks of either kind: fewer say nothing
 
 Vectors = NDArray[np.float32]

@@ -28,8 +28,6 @@ from cooc.errors import InputError
 from cooc.provenance import provenance
 from cooc.recipes import Recipe
 
-__all__ = ["compare", "time_recipe"]
-
 
 def compare(
     dataset: Dataset,

@@ -25,8 +25,6 @@ from cooc.recipes import Recipe
 from cooc.stream import download, stream, upload
 from cooc.verification.rounds import TOP
 
-__all__ = ["BenchOptions", "item_key", "raw_vectors"]
-
 Vectors = NDArray[np.float32]
 PART = 512  # pictures in one part of the cache
 

@@ -23,8 +23,6 @@ from cooc.errors import InputError
 from cooc.index.store import Store
 from cooc.pictures.boxes import Box, check_box, parse_box
 
-__all__ = ["ENDINGS", "Mark", "keep_marks", "kept_marks", "read_marks"]
-
 ENDINGS = (".csv", ".json")
 COLUMNS = ("query", "path", "mark", "box")
 MARKS = {"right": True, "wrong": False}

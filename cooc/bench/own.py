@@ -24,8 +24,6 @@ from cooc.provenance import provenance
 from cooc.reranking import rank
 from cooc.vectors import unit_rows
 
-__all__ = ["rankings_result", "vectors_result"]
-
 
 def vectors_result(dataset: Dataset, given: str, expansions: Sequence[str] = ("none",)) -> dict[str, Any]:
     """`given`: DATABASE.npy,QUERIES.npy, or NAME= and that; without a name it is that of the database's file."""

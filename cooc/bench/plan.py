@@ -26,17 +26,6 @@ from typing import Any
 
 from cooc.errors import InputError, UnknownNameError
 
-__all__ = [
-    "LAYOUTS",
-    "SIZES",
-    "Constants",
-    "Need",
-    "Setting",
-    "describing_hours",
-    "packaged",
-    "plan",
-]
-
 MISSING = "not measured"
 SIZES = 10**6, 10**7, 10**8, 10**9
 USABLE = 0.8  # of a machine's memory and disk: the rest is the system's, and for growth

@@ -15,8 +15,6 @@ from cooc.files import replacing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["GREY", "INK", "LINES", "page", "plot_comparison", "plot_filter", "save"]
-
 INK, GREY = "#28282c", "#8a8a90"
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#28282c")  # Okabe and Ito: for all eyes
 STYLE: dict[Any, Any] = {

@@ -27,8 +27,6 @@ from cooc.reranking import rank
 from cooc.verification.engines import parts
 from cooc.whitening import Storage, Whitening, fit_pca, save
 
-__all__ = ["run", "save_whitenings", "whitened_vectors"]
-
 
 def run(
     dataset: Dataset,
@@ -85,7 +83,7 @@ def save_whitenings(fitted: dict[str, Whitening], folder: Path | None, storage: 
 class _Raw:
     """Raw vectors of database, queries and whitening set for all recipes of a run."""
 
-    def __init__(self, dataset: Dataset, options: BenchOptions) -> None:
+    def __init__(self, options: BenchOptions) -> None:
         self.options = options
         self.database: dict[str, Vectors] = {}
         self.queries: dict[str, Vectors] = {}
@@ -172,7 +170,7 @@ class _Local:
 
 
 def _raw_of(dataset: Dataset, recipes: Sequence[Recipe], options: BenchOptions) -> _Raw:
-    raw = _Raw(dataset, options)
+    raw = _Raw(options)
     started = time.monotonic()
     groups: dict[tuple[str, str, int], list[Recipe]] = {}
     for recipe in recipes:

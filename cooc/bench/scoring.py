@@ -16,25 +16,15 @@ from cooc.datasets.retrieval import Dataset
 from cooc.errors import UnknownNameError
 from cooc.evaluation import PROTOCOLS, bootstrap_interval, evaluate, positive_ranks, precision_recall
 from cooc.files import write_whole
-from cooc.reranking import alpha_expansion, average_expansion, database_augmentation, rank, rerank
-
-__all__ = ["RECALL", "WAYS", "evaluate_rankings", "evaluate_vectors", "first_names", "left_out", "write_result"]
+from cooc.reranking import alpha_expansion, database_augmentation, rank, rerank
 
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
 RECALL = np.linspace(0, 1, 21)  # where the mean precision-recall curve of a result is kept
 
 
-def _average(queries: Vectors, database: Vectors, own: Indices, n: int) -> Indices:
-    return rank(average_expansion(queries, database, n, exclude=own), database)[0]
-
-
-def _alpha(queries: Vectors, database: Vectors, own: Indices, n: int) -> Indices:
-    return rank(alpha_expansion(queries, database, n, 3, exclude=own), database)[0]
-
-
-def _augmented(queries: Vectors, database: Vectors, own: Indices) -> Indices:
-    return rank(queries, database_augmentation(database))[0]
+def _expanded(queries: Vectors, database: Vectors, own: Indices, n: int, alpha: float) -> Indices:
+    return rank(alpha_expansion(queries, database, n, alpha, exclude=own), database)[0]
 
 
 def _reranked(queries: Vectors, database: Vectors, own: Indices, name: str) -> Indices:
@@ -44,11 +34,11 @@ def _reranked(queries: Vectors, database: Vectors, own: Indices, name: str) -> I
 # What is done between the vectors and the ranking: queries (Q, D), database (N, D), own rows (Q,) -> rankings (Q, N)
 WAYS: dict[str, Callable[[Vectors, Vectors, Indices], Indices]] = {
     "none": lambda queries, database, own: rank(queries, database)[0],
-    "average-5": functools.partial(_average, n=5),
-    "average-10": functools.partial(_average, n=10),
-    "alpha-10": functools.partial(_alpha, n=10),
-    "alpha-50": functools.partial(_alpha, n=50),
-    "augmentation": _augmented,
+    "average-5": functools.partial(_expanded, n=5, alpha=0),
+    "average-10": functools.partial(_expanded, n=10, alpha=0),
+    "alpha-10": functools.partial(_expanded, n=10, alpha=3),
+    "alpha-50": functools.partial(_expanded, n=50, alpha=3),
+    "augmentation": lambda queries, database, own: rank(queries, database_augmentation(database))[0],
     "k-reciprocal": functools.partial(_reranked, name="k-reciprocal"),
     "diffusion": functools.partial(_reranked, name="diffusion"),
     "superglobal": functools.partial(_reranked, name="superglobal"),

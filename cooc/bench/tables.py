@@ -9,8 +9,6 @@ from typing import Any
 
 from cooc.errors import DatasetError
 
-__all__ = ["load_results", "rows"]
-
 Result = dict[str, Any]  # as `cooc.bench.run.write_result` writes it
 
 

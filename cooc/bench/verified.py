@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from cooc.errors import CoocError, DatasetError
 from cooc.files import replacing
+from cooc.index.inverted import Inverted
 from cooc.pictures.batches import Item, decode
 from cooc.reranking import rank
 from cooc.verification.agreement import Agreement
@@ -30,8 +31,8 @@ from cooc.verification.engines import KEPT, LONGEST, QUERY, extract
 from cooc.verification.features import unpack
 from cooc.verification.rounds import LEAST, SHORTLIST, TOP, rounds
 from cooc.verification.verifier import verify
-
-__all__ = ["STAGES", "Agreements", "local_features", "verified_rankings"]
+from cooc.verification.words import ENGINE, signatures
+from cooc.verified_search import in_turn
 
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -122,11 +123,24 @@ class Agreements:
         self.device = device
         self.codes: dict[str, tuple[list[bytes], list[bytes]]] = {}  # engine -> of the database, of the queries
         self.known: dict[tuple[str, int], dict[int, Agreement]] = {}  # engine and query -> picture -> agreement
+        self._words: Inverted | None = None
 
     def look(self, engines: Sequence[str], query: int, pictures: Indices) -> list[Agreement]:
         """The strongest by any of the engines, for each picture."""
         found = [self._known(engine, query, pictures.tolist()) for engine in engines]
         return [max(of_one, key=lambda agreement: agreement.strength) for of_one in zip(*found, strict=True)]
+
+    def by_words(self, query: int) -> list[int]:
+        """The pictures that share most visual words with a query, where there are any."""
+        database, queries = self.codes.get(ENGINE, ([], []))
+        if not database:
+            return []
+        if self._words is None:
+            blocks = (database[start : start + PART] for start in range(0, len(database), PART))
+            found = (one for block in blocks for one in signatures([unpack(code) for code in block]))
+            self._words = Inverted.of((number.to_bytes(16), one) for number, one in enumerate(found))
+        (asked,) = signatures([unpack(queries[query])])
+        return [int(name, 16) for name in self._words.search(asked, TOP)]
 
     def _known(self, engine: str, query: int, pictures: list[int]) -> list[Agreement]:
         known = self.known.setdefault((engine, query), {})
@@ -158,13 +172,17 @@ def verified_rankings(
             found = rank(vectors, database, k)[0]
             return np.where(found == mine, -1, found)
 
-        strengths = np.array([one.strength for one in look(row[:top])])
-        led = row[:top][np.argsort(-np.where(strengths >= LEAST, strengths, 0), kind="stable")]
+        words = agreements.by_words(query) if ENGINE in engines else []
+        mixed = in_turn([row[:SHORTLIST].tolist(), [number for number in words if number != mine]])
+        first, similar = np.array(mixed, np.int64), np.empty(len(database), np.float32)
+        similar[row] = scores
+        strengths = np.array([one.strength for one in look(first[:top])])
+        led = first[:top][np.argsort(-np.where(strengths >= LEAST, strengths, 0), kind="stable")]
         stages["inliers first"].append(_complete(led, row, mine))
         for stage, repeats in (("diffusion", 1), ("second round", 2)):
             found = rounds(
-                row[:SHORTLIST],
-                scores[:SHORTLIST],
+                first,
+                similar[first],
                 vectors=lambda numbers: database[numbers],
                 verify=look,
                 nearest=nearest,

@@ -4,9 +4,12 @@
     describing.py     describe, heatmap, whiten, recipes
     weights.py        weights list | fetch | verify | export | import
     indexing.py       index, add, remove, tag, status
+    watching.py       watch
     calibrating.py    calibrate
     upkeep.py         verify, compact, snapshot, restore, rebuild, export, import
-    searching.py      search, duplicates
+    searching.py      search
+    copies.py         duplicates
+    warm.py           a process that stays for a while, so that the next search need not load anything
     matching.py       match
     serving.py        serve, explain
     training.py       train, filter show | compress | import
@@ -24,6 +27,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -33,10 +37,12 @@ from rich.logging import RichHandler
 from cooc import __version__
 from cooc.errors import CoocError, InputError, MachineError
 
-__all__ = ["app", "err", "main", "out"]
+__all__ = ["app", "err", "main", "out", "renew_consoles", "run"]
 
 # What people do with their pictures, in this order; all other commands come after these in the help.
-EVERYDAY = ("index", "search", "duplicates", "status", "add", "remove", "tag", "serve", "match", "explain", "heatmap")
+EVERYDAY = (
+    "index", "search", "duplicates", "status", "watch", "add", "remove", "tag", "serve", "match", "explain", "heatmap"
+)  # fmt: skip
 MOVED = ("figures",)  # cooc measuring itself: python -m benchmarks
 
 
@@ -65,12 +71,17 @@ app = typer.Typer(
     cls=Grouped,
     help="Find the pictures that show the same thing.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def renew_consoles() -> None:
+    """What they show (colours, width) is decided by the terminal at hand, which may have become another one."""
+    for console in (out, err):
+        vars(console).update(vars(Console(stderr=console.stderr, highlight=False, soft_wrap=True)))
 
 
 def _version(show: bool) -> None:
@@ -91,10 +102,19 @@ def _options(
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["search"] and "--help" not in sys.argv:
+        run(_ask_a_warm_process)
     run(app)
 
 
-def run(app: typer.Typer) -> None:
+def _ask_a_warm_process(**_: bool) -> None:
+    from cooc.cli import warm
+
+    if (code := warm.ask(sys.argv[1:])) is not None:
+        sys.exit(code)
+
+
+def run(app: Callable[..., None]) -> None:
     """Run a command; errors become a message and an exit code, never a traceback (COOC_DEBUG=1 shows it)."""
     try:
         app(standalone_mode=True)
@@ -122,6 +142,7 @@ def run(app: typer.Typer) -> None:
 from cooc.cli import (  # noqa: E402
     benching,  # noqa: F401
     calibrating,  # noqa: F401
+    copies,  # noqa: F401
     describing,  # noqa: F401
     indexing,  # noqa: F401
     matching,  # noqa: F401
@@ -131,5 +152,6 @@ from cooc.cli import (  # noqa: E402
     serving,  # noqa: F401
     training,  # noqa: F401
     upkeep,  # noqa: F401
+    watching,  # noqa: F401
     weights,  # noqa: F401
 )

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cooc.cli import app, err, out
 from cooc.cli.reporting import RankingsOption, VectorsOption, compare, named_recipes, own_results, show_table
-from cooc.errors import InputError
+from cooc.errors import InputError, counted
 
 MOVED = ("speed", "index", "search", "store", "serve", "scale", "engines", "compact", "growth")  # cooc's own costs
 
@@ -98,7 +98,7 @@ def bench_dataset(
         whitening_exponent=whiten_exponent,
         whitening_shrinkage=whiten_shrinkage,
         whitening_each_scale=whiten_each_scale,
-        whitening_name=f"{whiten.name}, {len(fitting)} pictures" if whiten else "",
+        whitening_name=f"{whiten.name}, {counted(len(fitting), 'picture')}" if whiten else "",
         progress=lambda what, done, total: err.print(f"{what}: {done} of {total}"),
     )
     found = own_results(loaded, vectors, rankings, options.expansions)

@@ -12,7 +12,7 @@ from cooc.cli import app, err, out
 from cooc.cli.bars import counting
 from cooc.cli.describing import DeviceOption, WorkersOption, _check_output, _writing
 from cooc.cli.indexing import IndexOption, find_index
-from cooc.errors import PARTIAL, InputError
+from cooc.errors import PARTIAL, InputError, counted
 
 if TYPE_CHECKING:
     from cooc.image_search import ImageSearch
@@ -94,6 +94,6 @@ def _judgement(found: dict[str, Any]) -> str:
         return "Too few queries to say how true it is: mark results of more queries."
     test = found["test"]
     return (
-        f"Tested on {test['results']} results of other queries: Brier {test['brier']:.3f} "
+        f"Tested on {counted(test['results'], 'result')} of other queries: Brier {test['brier']:.3f} "
         f"({test['brier of the base rate']:.3f} for the base rate), calibration error {test['ece']:.3f}."
     )

@@ -15,14 +15,14 @@ from rich.table import Table
 from cooc import __version__
 from cooc.cli import app, err, out
 from cooc.cli.bars import counting
-from cooc.errors import PARTIAL, CoocError, ImageError, InputError, UnknownNameError, WhiteningError
+from cooc.errors import PARTIAL, CoocError, ImageError, InputError, UnknownNameError, WhiteningError, counted
 from cooc.files import replacing
 
 if TYPE_CHECKING:
     from cooc.descriptor import Descriptor
     from cooc.pictures.boxes import Box
 
-DEFAULT = "paper-linear"
+DEFAULT = "resnet-gem"  # of a quality that the tests compare
 WIDE = 140  # columns of a table that goes into a file or a pipe
 FITTED = 512  # vectors that a whitening is given at once
 FEW = 32  # pictures: for no more than that, starting worker processes costs more time than they save
@@ -82,7 +82,9 @@ def describe(
     if as_json:
         typer.echo(json.dumps(about))
     else:
-        out.print(f"{len(matrix)} vectors of {matrix.shape[1]} dimensions: {output}; their pictures: {sidecar}")
+        out.print(
+            f"{counted(len(matrix), 'vector')} of {matrix.shape[1]} dimensions: {output}; their pictures: {sidecar}"
+        )
     if bad:
         raise typer.Exit(PARTIAL)
 
@@ -132,6 +134,9 @@ def whiten(
     recipe: RecipeOption = DEFAULT,
     dim: Annotated[int | None, typer.Option(min=1, help="Dimensions of a vector. [default: the recipe's]")] = None,
     size: Annotated[int, typer.Option(min=32, help="Longest side of the pictures in pixels, for the fit.")] = 640,
+    exponent: Annotated[
+        float, typer.Option(min=0, max=1, help="0.5 makes all directions count the same; less is gentler.")
+    ] = 0.5,
     storage: Annotated[str, typer.Option(help="float32, float16 or int8: smaller files, hardly worse.")] = "float32",
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
@@ -165,9 +170,9 @@ def whiten(
         fitter.update(np.stack(rows))
     names = ", ".join(sorted({path.name or str(path) for path in images}))
     meta = {"space": config.space, "space_hash": config.space_hash, "fitted_on": names, "size": str(size)}
-    fitted = fitter.fit(wanted, meta=meta | {"recipe": recipe, "cooc": __version__})
+    fitted = fitter.fit(wanted, exponent=exponent, meta=meta | {"recipe": recipe, "cooc": __version__})
     whitening.save(fitted, output, storage)  # type: ignore[arg-type]  # checked above
-    out.print(f"{output}: {fitted.input_dim} -> {fitted.dim} dimensions, fitted on {fitter.count} pictures.")
+    out.print(f"{output}: {fitted.input_dim} -> {fitted.dim} dimensions, fitted on {counted(fitter.count, 'picture')}.")
     out.print(f"Use it as the recipe {recipe.partition('+')[0]}+whitening={output}+dim={fitted.dim}", markup=False)
     if bad:
         raise typer.Exit(PARTIAL)

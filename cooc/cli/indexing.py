@@ -12,9 +12,10 @@ import typer
 from rich.table import Table
 
 from cooc.cli import app, out
-from cooc.cli.describing import DEFAULT, DeviceOption, JsonOption, WorkersOption
+from cooc.cli.describing import DeviceOption, JsonOption, WorkersOption
+from cooc.cli.estimating import show_estimates
 from cooc.cli.runs import finish, running
-from cooc.errors import InputError, StoreMissingError, UnknownNameError
+from cooc.errors import InputError, StoreMissingError, UnknownNameError, counted
 
 if TYPE_CHECKING:
     from cooc.image_search import ImageSearch, Status
@@ -62,8 +63,14 @@ def index(
             help="A folder, postgresql://user@host/db?index=NAME or milvus://host/NAME. [default: FOLDER/.cooc]",
         ),
     ] = "",
+    quality: Annotated[
+        str, typer.Option(metavar="fast|balanced|best", help="For a new index. [default: balanced]")
+    ] = "",
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Say what each quality takes here, from a sample, and index nothing.")
+    ] = False,
     recipe: Annotated[
-        str, typer.Option("--recipe", "-r", help=f"For a new index: see `cooc recipes`. [default: {DEFAULT}]")
+        str, typer.Option("--recipe", "-r", help="For a new index, instead of a quality: see `cooc recipes`.")
     ] = "",
     root: Annotated[
         str, typer.Option(metavar="FOLDER|URL", help="For a new index: all its pictures lie below. [default: FOLDER]")
@@ -93,6 +100,7 @@ def index(
         typer.Option("--prune", help="Pictures of empty or missing folders are gone for good."),
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try bad files again that have not changed.")] = False,
+    nice: Annotated[bool, typer.Option("--nice", help="Let other programs of this machine go first.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but problems.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each event.")] = False,
 ) -> None:
@@ -101,6 +109,7 @@ def index(
     Only new and changed pictures are described. Stop it when you like, and run it again: it goes on where it was.
     Pictures of a folder that is empty or missing (is its disk mounted?) stay in the index, marked as away.
     An index that was made without local features gets them with --verify sift: nothing is described again for that.
+    What is done can be searched at once, from another terminal.
     """
     from cooc.activations import resolve_device
     from cooc.pictures import is_url
@@ -112,13 +121,18 @@ def index(
     for folder in missing:
         if not index or Path(folder).exists():  # else the index may know it: then it is away
             raise _no_folder(folder)
+    if estimate:
+        show_estimates(folders, quality, device, workers, follow=follow, as_json=as_json)
+        return
+    if nice:
+        os.nice(10)
     if not index and len(folders) > 1:
         raise InputError("Several folders need --index INDEX, where their common index is kept.")
     pictures = root or _common(folders)
     if not index and is_url(pictures):
         raise InputError(f"Pictures in {pictures} need --index INDEX: a folder of this machine, or a server.")
     where = index or str(Path(folders[0]) / NAME)
-    with _open_or_create(where, recipe, pictures, device, storage, missing, verify) as search:
+    with _open_or_create(where, recipe, quality, pictures, device, storage, missing, verify) as search:
         if search.config.depthwise and resolve_device(device).type == "cpu":
             keep_maps()
         with running(search, quiet, as_json) as progress:
@@ -176,7 +190,7 @@ def remove(
         count = search.remove(paths)
     if not count:
         raise InputError("None of these is in the index: `cooc status` shows its root.")
-    out.print(f"{count} pictures removed from the index.")
+    out.print(f"{counted(count, 'picture')} removed from the index.")
 
 
 @app.command()
@@ -193,7 +207,7 @@ def tag(
     change = bool(add or remove)
     with ImageSearch.open(find_index(index), write=change) as search:
         if change:
-            out.print(f"{search.tag(paths, add=add or (), remove=remove or ())} pictures tagged.")
+            out.print(f"{counted(search.tag(paths, add=add or (), remove=remove or ()), 'picture')} tagged.")
             return
         for record in search.records(paths):
             out.print(f"{shown(record.path)}: {', '.join(sorted(record.tags)) or '-'}", markup=False)
@@ -245,7 +259,9 @@ def _features(found: Status) -> str:
         return "none (cooc index FOLDER --verify sift)"
     without = found.images - found.with_features
     each = f", {found.feature_bytes / found.with_features / 1e3:.1f} kB a picture" if found.with_features else ""
-    return f"{found.features}, {found.with_features:,} pictures{each}" + (f"; {without:,} without" if without else "")
+    return f"{found.features}, {counted(found.with_features, 'picture')}{each}" + (
+        f"; {without:,} without" if without else ""
+    )
 
 
 def _moment(text: str) -> str:
@@ -291,20 +307,27 @@ def _no_folder(name: str) -> InputError:
 
 
 def _open_or_create(
-    where: str, recipe: str, root: str, device: str, storage: str, missing: list[str], verify: str
+    where: str, recipe: str, quality: str, root: str, device: str, storage: str, missing: list[str], verify: str
 ) -> ImageSearch:
     """`missing`: folders that are not there, of which only an index that is there may know something."""
-    from cooc.image_search import DEFAULT_FEATURES, ImageSearch
+    from cooc.image_search import DEFAULT_FEATURES, DEFAULT_QUALITY, QUALITIES, ImageSearch
+
+    if recipe and quality:
+        raise InputError("--quality stands for a recipe: give one of the two.")
+    if quality and quality not in QUALITIES:
+        raise UnknownNameError("quality", quality, QUALITIES)
+    asked = QUALITIES[quality].recipe if quality else recipe
 
     try:
-        search = ImageSearch.open(where, write=True, recipe=recipe or None, device=device)
+        search = ImageSearch.open(where, write=True, recipe=asked or None, device=device)
     except StoreMissingError as error:
         if missing:
             raise _no_folder(missing[0]) from error
         chosen = storage or "float32"
-        features = "" if verify == "none" else verify or DEFAULT_FEATURES
+        made = QUALITIES[quality or DEFAULT_QUALITY]
+        features = "" if verify == "none" else verify or (DEFAULT_FEATURES if recipe else made.features)
         search = ImageSearch.create(
-            where, recipe=recipe or DEFAULT, root=root, storage=chosen, features=features, device=device
+            where, recipe=asked or made.recipe, root=root, storage=chosen, features=features, device=device
         )
     if storage not in ("", search.meta.storage):
         search.close()

@@ -57,14 +57,14 @@ def match_(
 
 
 def _print(query: Path, picture: Path, agreement: Agreement, chance: float, verified: bool) -> None:
-    from cooc.cli.showing import percent, shown
+    from cooc.cli.showing import percent, points_agree, shown
 
     if not agreement.inliers:
         out.print("Nothing agrees: these are two things, or too little of one can be compared.", style="yellow")
         return
     said = "The same thing" if verified else "Not verified"
     style = "green" if verified else "yellow"
-    out.print(f"{said}: {agreement.inliers} points agree ({agreement.engine}), {percent(chance)}.", style=style)
+    out.print(f"{said}: {points_agree(agreement.inliers)} ({agreement.engine}), {percent(chance)}.", style=style)
     for name, region in ((query, agreement.query_region), (picture, agreement.picture_region)):
         out.print(f"{shown(name)}: {_corners(region)}", markup=False)
     out.print("Transform, from pixels of the first to pixels of the second:")

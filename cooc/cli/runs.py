@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cooc.image_search import ImageSearch
     from cooc.index.report import Report
 
-__all__ = ["finish", "running"]
 
 SAID = 10  # files that are named at the end of a run; `cooc status --bad` names all that are bad
 EVENT_SECONDS = 1.0  # between two lines of --json
@@ -78,20 +77,20 @@ def running(search: ImageSearch, quiet: bool, as_json: bool) -> Iterator[Any]:
             yield watch
     except MachineError:
         for report in latest:
-            _say(search, report, quiet, as_json, "stopped")
+            say(search, report, quiet, as_json, "stopped")
         raise
 
 
 def finish(search: ImageSearch, report: Report, quiet: bool, as_json: bool) -> None:
     """Say what was done. Exit code: 130 interrupted, 3 something left out, else 0."""
-    _say(search, report, quiet, as_json, "done")
+    say(search, report, quiet, as_json, "done")
     if report.interrupted:
         raise typer.Exit(130)
     if report.bad or report.failed or report.notes:
         raise typer.Exit(PARTIAL)
 
 
-def _say(search: ImageSearch, report: Report, quiet: bool, as_json: bool, event: str) -> None:
+def say(search: ImageSearch, report: Report, quiet: bool, as_json: bool, event: str) -> None:
     from cooc.cli.showing import shown
 
     if as_json:

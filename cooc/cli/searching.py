@@ -1,4 +1,4 @@
-"""cooc search, cooc duplicates: questions to an index."""
+"""cooc search: questions to an index."""
 
 from __future__ import annotations
 
@@ -70,9 +70,11 @@ def search(
     First come those that are verified: so many points of both pictures agree on one geometry. Pictures below these are
     merely similar, which is no proof that they show the same thing. Without local features in the index (cooc index
     --verify sift) all are merely similar, most similar first.
+
+    In a terminal the network stays loaded for 5 minutes, so that the next search need not wait for it. COOC_WARM=0
+    leaves nothing behind; COOC_WARM=30 keeps it for 30 minutes, outside terminals, too.
     """
-    from cooc.cli import showing
-    from cooc.image_search import ImageSearch
+    from cooc.cli import showing, warm
     from cooc.pictures.boxes import parse_box
 
     for file, endings in ((html, (".html", ".htm")), (sheet, (".jpg", ".jpeg", ".png", ".webp"))):
@@ -91,7 +93,7 @@ def search(
     keep = bool(html or sheet or open_)
     answers: list[Answer] = []
     bad, checked = 0, False
-    with ImageSearch.open(find_index(index), device=device) as found:
+    with warm.opened(find_index(index), device) as found:
         for title, sources in _queries(images, part):
             try:
                 answer = _ask(found, title, sources, part, options)
@@ -124,43 +126,6 @@ def search(
                 typer.launch(str(html))
     if bad:
         raise typer.Exit(PARTIAL)
-
-
-@app.command()
-def duplicates(
-    index: IndexOption = "",
-    threshold: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Least similarity of two. [default: 0.8; 0.15 where geometry decides]"),
-    ] = None,
-    verify: Annotated[
-        bool | None,
-        typer.Option("--verify/--no-verify", help="Let geometry decide. [default: if the index has features]"),
-    ] = None,
-    folder: FolderOption = "",
-    as_json: JsonOption = False,
-) -> None:
-    """List groups of copies: other formats and qualities, smaller ones, crops, slight edits.
-
-    Where the index has local features they decide, so that other views of one thing are no copies, and copies turned
-    by 90 degrees are found where the vectors name them. Without features, similarity alone decides: small crops and
-    other qualities are found, smaller and turned copies often missed.
-    """
-    from cooc.cli.showing import shown
-    from cooc.image_search import ImageSearch
-
-    groups = pictures = 0
-    with ImageSearch.open(find_index(index)) as found:
-        for group in found.duplicates(threshold, where=_filter(folder, "", "", None), verify=verify):
-            groups, pictures = groups + 1, pictures + len(group)
-            if as_json:
-                typer.echo(json.dumps([{"id": r.id, "path": r.path, "sha256": r.sha256} for r in group]))
-                continue
-            out.print(f"{len(group)} pictures" + ", same content" * (len({r.sha256 for r in group}) == 1), style="bold")
-            for r in group:
-                out.print(f"  {shown(r.path)}  {r.width}x{r.height}  {r.size:,} bytes", markup=False)
-    if not as_json:
-        out.print(f"{groups} groups, {pictures} pictures.")
 
 
 def _filter(folder: str, taken_from: str, taken_to: str, tags: list[str] | None) -> Filter | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +15,7 @@ import typer
 from cooc.cli import app, err, out
 from cooc.cli.describing import DEFAULT, DeviceOption, JsonOption, RecipeOption, _check_output, _writing
 from cooc.cli.indexing import IndexOption, find_index
-from cooc.errors import InputError
+from cooc.errors import InputError, counted
 
 
 @app.command()
@@ -112,7 +114,7 @@ def serve(
     from cooc.image_search import ImageSearch
 
     raise_limit()
-    with ImageSearch.open(find_index(index), device=device) as search:
+    with _bound(host, port) as listener, ImageSearch.open(find_index(index), device=device) as search:
         err.print("Loading the network ...")
         search.descriptor  # noqa: B018 (so that the first request does not wait for it)
         application = create_app(search, settings)
@@ -130,11 +132,27 @@ def serve(
             timeout_graceful_shutdown=settings.grace_seconds,
         )
         server = uvicorn.Server(config)
-        socket = config.bind_socket()
-        socket.listen(config.backlog)  # who reads the address below may use it
-        address = f"http://{f'[{host}]' if ':' in host else host}:{socket.getsockname()[1]}"
-        out.print(f"{len(search.store)} pictures at {address}  (Ctrl-C ends it)", markup=False)
+        listener.listen(config.backlog)  # who reads the address below may use it
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        out.print(f"{counted(len(search.store), 'picture')} at {address}  (Ctrl-C ends it)", markup=False)
         with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends, when all is well
-            server.run([socket])
+            server.run([listener])
     if not application.state.services.ended:
         os._exit(0)  # Python would wait for a thread that describes; nothing of it has to be kept
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """uvicorn's own way ends the process with words for its developers."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        why = {
+            errno.EADDRINUSE: f"Port {port} is taken, perhaps by another `cooc serve`: --port 0 finds a free one.",
+            errno.EACCES: f"Port {port} is for the system's own services: choose one from 1024 on.",
+        }
+        plain = f"{host!r} is no address of this machine ({error}). --host 0.0.0.0 listens on all that it has."
+        raise InputError(why.get(error.errno or 0, plain)) from error
+    return listener

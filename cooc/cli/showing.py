@@ -22,7 +22,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from cooc.errors import CoocError
+from cooc.errors import CoocError, counted
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import image_info, load_image
 
@@ -60,7 +60,11 @@ def mark(match: Match) -> str:
     """What may be said of a result: vectors alone show that it is similar, never that it is the same."""
     if not match.verified or match.agreement is None or match.probability is None:
         return f"similar {match.score:.3f}"
-    return f"{match.agreement.inliers} points agree, {percent(match.probability)}"
+    return f"{points_agree(match.agreement.inliers)}, {percent(match.probability)}"
+
+
+def points_agree(count: int) -> str:
+    return f"{counted(count, 'point')} agree{'s' * (count == 1)}"
 
 
 def percent(probability: float) -> str:
@@ -212,21 +216,25 @@ small{color:var(--soft)}a{color:inherit}
 """
 
 
+def head(title: str, heading: str) -> str:
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>\n"
+        "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; img-src data:; "
+        "style-src 'unsafe-inline'\">\n"
+        f"<title>{escaped(title)}</title><style>{_STYLE}</style><h1>{escaped(heading)}</h1>"
+    )
+
+
 def page(answers: Sequence[Answer], files: Files, index: str) -> str:
     """HTML with everything inside, that may be mailed or kept."""
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
-        "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; img-src data:; "
-        "style-src 'unsafe-inline'\">",
-        f"<title>cooc search</title><style>{_STYLE}</style><h1>Pictures found in {_escaped(index)}</h1>",
-    ]
+    parts = [head("cooc search", f"Pictures found in {index}")]
     for answer in answers:
-        parts.append(f"<section><h2>{_escaped(answer.title)}</h2>")
+        parts.append(f"<section><h2>{escaped(answer.title)}</h2>")
         if told := note(answer.results):
             parts.append(f"<p class=note>{told}</p>")
         parts.append("<div class=grid>")
         for picture in _asked(answer):
-            parts.append(f"<figure class=query>{_img(picture, 'query')}")
+            parts.append(f"<figure class=query>{img(picture, 'query')}")
             parts.append("<figcaption>query</figcaption></figure>")
         figures = [_figure(match, files) for match in answer.results.matches]
         if below := turn(answer.results):
@@ -235,21 +243,25 @@ def page(answers: Sequence[Answer], files: Files, index: str) -> str:
     return "\n".join(parts) + "\n"
 
 
+def link(path: str, files: Files) -> str:
+    return f"<a href='{html.escape(files.link(path))}'>{escaped(path)}</a>"
+
+
 def _figure(match: Match, files: Files) -> str:
-    name = f"<a href='{html.escape(files.link(match.path))}'>{_escaped(match.path)}</a>"
+    name = link(match.path, files)
     date = f" <small>{match.record.taken[:10]}</small>" if match.record.taken else ""
     date += " <small>(away)</small>" * match.away
-    picture = _img(_picture(match, files, TILE), match.path)
+    picture = img(_picture(match, files, TILE), match.path)
     kind = " class=agrees" * match.verified
     return f"<figure{kind}>{picture}<figcaption><b>{mark(match)}</b><br>{name}{date}</figcaption></figure>"
 
 
-def _img(picture: Image.Image, about: str) -> str:
+def img(picture: Image.Image, about: str) -> str:
     stream = io.BytesIO()
     picture.save(stream, "JPEG", quality=82)
     data = base64.b64encode(stream.getvalue()).decode()
-    return f'<img alt="{_escaped(about)}" src="data:image/jpeg;base64,{data}">'
+    return f'<img alt="{escaped(about)}" src="data:image/jpeg;base64,{data}">'
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     return html.escape(shown(text))

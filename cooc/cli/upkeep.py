@@ -11,7 +11,8 @@ import typer
 from cooc.cli import app, err, out
 from cooc.cli.describing import DeviceOption, JsonOption, WorkersOption
 from cooc.cli.indexing import IndexOption, find_index
-from cooc.errors import PARTIAL
+from cooc.cli.runs import finish
+from cooc.errors import PARTIAL, counted
 
 
 @app.command()
@@ -27,7 +28,7 @@ def verify(index: IndexOption = "", as_json: JsonOption = False) -> None:
     else:
         for problem in problems:
             err.print(problem, style="red", markup=False)
-        out.print(f"{len(problems)} problems." if problems else f"All is well: {count} pictures.")
+        out.print(f"{counted(len(problems), 'problem')}." if problems else f"All is well: {counted(count, 'picture')}.")
     if problems:
         raise typer.Exit(5)
 
@@ -57,7 +58,7 @@ def snapshot(
     with open_store(index) as store:
         store.snapshot(dest)
     with open_store(dest) as store:
-        out.print(f"{len(store)} pictures: {dest}", markup=False)
+        out.print(f"{counted(len(store), 'picture')}: {dest}", markup=False)
 
 
 @app.command()
@@ -70,7 +71,7 @@ def restore(
     from cooc.index import copying, without_password
 
     count = copying.restore(source, index, root=root or None)
-    out.print(f"{count} pictures in {without_password(index)}.", markup=False)
+    out.print(f"{counted(count, 'picture')} in {without_password(index)}.", markup=False)
 
 
 @app.command()
@@ -109,7 +110,7 @@ def rebuild(
         err.print(note, style="yellow", markup=False)
     done = "Interrupted; run it again to go on. " if report.interrupted else ""
     left_out = report.bad + report.failed
-    out.print(f"{done}{report.done - left_out} pictures described, {left_out} left out.")
+    out.print(f"{done}{counted(report.done - left_out, 'picture')} described, {left_out} left out.")
     if report.interrupted:
         raise typer.Exit(130)
     if left_out or report.notes:
@@ -128,7 +129,7 @@ def export(
     with ImageSearch.open(find_index(index)) as search:
         count = export_index(search.store, output)
         left = len(search.store) - count
-    out.print(f"{count} pictures: {output}", markup=False)
+    out.print(f"{counted(count, 'picture')}: {output}", markup=False)
     if left > 0:
         err.print(f"{left} left out: their vectors are damaged. The next `cooc index` describes them again.")
         raise typer.Exit(PARTIAL)
@@ -136,14 +137,32 @@ def export(
 
 @app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="FILE.npy|FILE.parquet", help="What `cooc export` wrote.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE.npy|FILE.parquet", help="What `cooc export` wrote, or vectors.")
+    ],
     index: Annotated[
         str, typer.Option("--index", metavar="INDEX", help="An index, or where to make one: a folder or an address.")
     ],
     root: Annotated[str, typer.Option(help="For a new index: the folder of its pictures.")] = "",
+    paths: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.txt", help="The pictures of FILE.npy, a line each: vectors of your own."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="With --paths: what the vectors are called. [default: as FILE]")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="With --paths: one line of JSON for each event.")] = False,
 ) -> None:
-    """Add the pictures of an exported index to another one, or make a new one of them."""
+    """Add the pictures of an exported index to another one, or make a new one of them.
+
+    With --paths, FILE.npy holds vectors (N, D) of any method, and FILE.txt the picture of each, below the root. Then
+    `cooc search` takes pictures of the index, `cooc duplicates` and the page work as ever, and `cooc index ROOT --index
+    INDEX --verify sift` adds local features. Another version of a method is another name, and another index.
+    """
     from cooc.image_search import ImageSearch
 
+    if paths is not None:
+        search, report = ImageSearch.import_vectors(source, paths, index, root=root or None, name=name or source.stem)
+        with search:
+            finish(search, report, False, as_json)
+        return
     with ImageSearch.import_from(source, index, root=root or None) as search:
-        out.print(f"{len(search.store)} pictures in {search.index_name}.", markup=False)
+        out.print(f"{counted(len(search.store), 'picture')} in {search.index_name}.", markup=False)

@@ -10,8 +10,6 @@ from cooc.datasets.published import DATASETS, REVISITED, Spec
 from cooc.errors import DatasetError, UnknownNameError
 from cooc.pictures.folder import list_images
 
-__all__ = ["find_distractors", "find_pictures", "find_truth", "folder_truth", "key_of", "suffix_of"]
-
 SUFFIXES = (
     ".jpg",
     ".jpeg",

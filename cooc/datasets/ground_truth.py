@@ -24,8 +24,6 @@ from cooc.errors import DatasetError
 from cooc.pictures.boxes import Box
 from cooc.unpickling import load_arrays
 
-__all__ = ["Question", "Truth", "questions_by_number", "read_dat", "read_json", "read_pickle", "read_text"]
-
 LARGEST_PICKLE = 64 << 20  # bytes; the official ones have 0.3 MB
 
 
@@ -143,7 +141,7 @@ def read_json(file: Path) -> Truth:
             questions.append(Question(str(entry["image"]), _box(entry.get("bbox"), file, str(entry["image"])), groups))
     except (KeyError, TypeError, AttributeError) as error:
         raise DatasetError(
-            f"{file}: not as expected ({error!r}). The format is in cooc/benchmark/datasets.py."
+            f"{file}: not as expected ({error!r}). The format is in cooc/datasets/retrieval.py."
         ) from error
     return Truth(file, database, questions, str(content.get("name", "")))
 

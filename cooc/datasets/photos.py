@@ -26,8 +26,6 @@ from cooc.pictures.batches import Item
 from cooc.pictures.boxes import Box
 from cooc.unpickling import load_arrays
 
-__all__ = ["Photos", "from_dataset", "hold_out", "labelled_folders", "load_photos", "retrieval_sfm"]
-
 Ints = NDArray[np.int64]
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from cooc.errors import UnknownNameError
 
-__all__ = ["CORRUPT_PARIS", "DATASETS", "REVISITED", "Spec", "find_spec"]
-
 # The Paris page's own list (corrupt.txt): files that hold an error page instead of a picture.
 CORRUPT_PARIS = frozenset(
     f"paris_{place}_{number:06d}"

@@ -30,8 +30,6 @@ from cooc.evaluation import Query
 from cooc.pictures.boxes import Box
 from cooc.pictures.folder import list_images
 
-__all__ = ["Completeness", "Dataset", "QueryImage", "check", "image_set", "load_dataset", "where"]
-
 PathLike = str | os.PathLike[str]
 
 

@@ -23,8 +23,6 @@ from cooc.descriptor import Descriptor
 from cooc.pictures.decode import Picture
 from cooc.pooling import mask, power_normalise
 
-__all__ = ["RAMP", "colour", "overlay", "sheet", "spatial_cooccurrences", "upsample"]
-
 Pixels = NDArray[np.uint8]  # (H, W, 3)
 INK, PAPER, MARGIN = (40, 40, 44), (255, 255, 255), 12
 

@@ -36,8 +36,6 @@ from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture, image_info
 from cooc.pooling import crow, l2_normalise, mac, mask, power_mean, rmac_regions, sct
 
-__all__ = ["Explanation", "Shares", "densest_box", "draw", "explain"]
-
 SUMS = {"ucrow", "spoc", "crow", "chco", "sct", "chco-sct", "bilinear", "compact-bilinear"}
 MOST = 0.8  # of the positive shares lie in the box that says "it is here"
 FRAME = (255, 176, 0)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
+from cooc.errors import counted
 from cooc.index.store import Filter, Store, now
 from cooc.pictures import Collection, Entry
-
-__all__ = ["Absence", "away_folders", "forget_marks", "which_are_away"]
 
 AWAY, MOUNTS = "away", "mounts"
 JUDGED = 1000  # folders whose state is held: absent files come in the order of their names
@@ -63,7 +63,7 @@ class Absence:
         self._seen: set[str] = set()  # disks that hold pictures now,
         self._strange: set[str] = set()  # and those of them on which nothing is as it was
         self._folder: str | None = None
-        self._judged: dict[str, bool] = {}
+        self._vacant = lru_cache(JUDGED)(self._is_vacant)
 
     def saw(self, name: str) -> None:
         """A picture, in the order of the walk: each folder is asked once whether it is a disk."""
@@ -89,7 +89,7 @@ class Absence:
     def away(self, name: str, top: str) -> str | None:
         """The outermost folder with which an absent file is away; None: it was deleted. `top` is what was walked."""
         for folder in _path_to(name.rpartition("/")[0]):
-            if self._is_another_disk(folder) or (inside(folder, top) and self._is_vacant(folder)):
+            if self._is_another_disk(folder) or (inside(folder, top) and self._vacant(folder)):
                 return folder
         return None
 
@@ -97,14 +97,10 @@ class Absence:
         return folder in self._strange or (folder in self.mounts and not self.collection.mounted(folder))
 
     def _is_vacant(self, folder: str) -> bool:
-        if folder not in self._judged:
-            if len(self._judged) >= JUDGED:
-                self._judged.clear()
-            try:
-                self._judged[folder] = self.collection.vacant(folder, follow=self.follow)
-            except OSError:  # it cannot be listed now: nothing below it is given up
-                self._judged[folder] = True
-        return self._judged[folder]
+        try:
+            return self.collection.vacant(folder, follow=self.follow)
+        except OSError:  # it cannot be listed now: nothing below it is given up
+            return True
 
     def settle(self, names: Iterable[str], reached: Iterable[str]) -> None:
         """Keep what was found out about the folders that were walked; `reached` are those with pictures in them."""
@@ -135,8 +131,9 @@ class Absence:
             where = self.collection.address(folder)
             why = "it is not the disk that it was" if self._is_another_disk(folder) else "it holds no picture now"
             yield (
-                f"{count} pictures of {where!r} are away: {why}. Is its disk mounted? They stay in the index, and need "
-                "not be described again when they are back. If they are gone for good: cooc index ... --prune"
+                f"{counted(count, 'picture')} of {where!r} {'is' if count == 1 else 'are'} away: {why}. Is its disk "
+                "mounted? The index keeps what is away, and describes nothing again when it is back. If it is gone for "
+                "good: cooc index ... --prune"
             )
         if len(self.found) > most:
             yield f"... and of {len(self.found) - most} more folders: cooc status"

@@ -29,8 +29,6 @@ from numpy.typing import ArrayLike, NDArray
 from cooc.errors import InputError
 from cooc.reranking import rank
 
-__all__ = ["NOTE", "THRESHOLD", "Calibration", "Scored", "assess", "calibrate", "find", "fit", "judge", "top_results"]
-
 NOTE = "calibration"  # of an index: curves by the names of their scores
 THRESHOLD = 0.5  # if even the best result is more likely wrong than right, there is no match
 TOP = 20  # results of each query that count: what a person looks at

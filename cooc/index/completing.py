@@ -1,30 +1,25 @@
 """Local features for pictures that are in an index without them: it was made before, or they are damaged, or imported.
 
-Nothing is described again. Codes are written every few seconds, so whatever stops the run, the next one goes on.
+Nothing is described again.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
-import time
 from collections.abc import Iterator
 
-from cooc.errors import CoocError, MachineError
+from cooc.errors import CoocError
 from cooc.index.engine import FEW, Extraction
-from cooc.index.report import Problem, Progress, Report, Stop
+from cooc.index.report import Progress, Report, Stop
+from cooc.index.run import Run
 from cooc.index.store import Record, Store
 from cooc.pictures import Collection
 from cooc.pictures.batches import Item, decode, default_workers
 from cooc.pictures.faults import blame
 
-__all__ = ["complete_features"]
-
-COMMIT_SECONDS, COMMIT_IMAGES = 3.0, 1000
 CHECKED = 10_000  # pictures: the codes of so many are read in every run, to find damaged ones
-FAILURES = 8  # in a row, after which it is no use to go on
-
-log = logging.getLogger("cooc")
+TOGETHER = 1000  # contents that are looked out for at once
+STEP = "given local features"
 
 
 def complete_features(
@@ -48,53 +43,31 @@ def complete_features(
         return
     if workers is None:
         workers = default_workers(device) if len(first) > FEW else 0
-    codes, committed, in_a_row = dict[str, bytes](), time.monotonic(), 0
-    began = committed - report.seconds
+    run = Run(store, collection, report, progress, stop)
     items = (Item(one, collection.picture(one.entry)) for one in itertools.chain(first, wanted))
     decoded = decode(items, size=extraction.size, workers=workers, beside=extraction)
-    try:
-        for item, found in decoded:
-            record: Record = item.key
-            error = found if isinstance(found, CoocError) else None
-            try:
-                if error is None:
+    with run.ending():
+        try:
+            for item, found in decoded:
+                record: Record = item.key
+                try:
+                    if isinstance(found, CoocError):
+                        raise found
                     code = extraction.finish(item.aside, device)
                     if _unchanged(collection, record):
-                        codes[record.id] = code
+                        run.pending.features[record.id] = code
                         report.completed += 1
-                    in_a_row = 0
-            except (CoocError, OSError) as failure:
-                error = blame(failure, repr(collection.address(record.path)))
-            if error is not None:
-                in_a_row = in_a_row + 1 if isinstance(error, MachineError) else 0
-                _leave_out(report, record, error)
-            now = time.monotonic()
-            if len(codes) >= COMMIT_IMAGES or now - committed >= COMMIT_SECONDS:
-                store.set_features(codes)
-                codes, committed = {}, now
-                report.seconds = now - began
-                if progress is not None:
-                    progress(report)
-            if in_a_row >= FAILURES:
-                raise MachineError(
-                    f"{FAILURES} pictures in a row got no local features on this machine, so the run was ended. What "
-                    f"was done is kept: run it again when the machine is well. The last one: {error}"
-                )
-            if stop is not None and stop():
-                report.interrupted = True
-                return
-    except KeyboardInterrupt:
-        report.interrupted = True
-    except (OSError, MemoryError) as failure:
-        raise MachineError(
-            f"This machine failed ({failure}), so no further local features were made. Free memory or file handles, "
-            "and run it again."
-        ) from failure
-    finally:
-        decoded.close()  # type: ignore[attr-defined]
-        if codes:
-            store.set_features(codes)
-        report.seconds = time.monotonic() - began
+                    run.in_a_row[STEP] = 0
+                except (CoocError, OSError) as error:
+                    if not run.leave_out(STEP, record.path, blame(error, repr(collection.address(record.path)))):
+                        run.in_a_row[STEP] = 0
+                run.tick()
+                if run.failure is not None:
+                    raise run.failure
+                if run.stopped():
+                    return
+        finally:
+            decoded.close()
 
 
 def _there(store: Store, collection: Collection, check: bool) -> Iterator[Record]:
@@ -104,7 +77,7 @@ def _there(store: Store, collection: Collection, check: bool) -> Iterator[Record
         if record.sha256 not in recent and _unchanged(collection, record):
             recent.add(record.sha256)
             yield record
-        if len(recent) >= COMMIT_IMAGES:
+        if len(recent) >= TOGETHER:
             recent.clear()
 
 
@@ -113,10 +86,3 @@ def _unchanged(collection: Collection, record: Record) -> bool:
         return collection.stamp(record.entry) == record.entry.stamp
     except OSError:
         return False
-
-
-def _leave_out(report: Report, record: Record, error: CoocError) -> None:
-    log.info("%s: %s", record.path, error)
-    report.problems.append(Problem(record.path, str(error), isinstance(error, MachineError)))
-    if isinstance(error, MachineError):
-        report.failed += 1

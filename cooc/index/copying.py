@@ -2,72 +2,54 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cooc.errors import InputError, StoreDamagedError, StoreError
 from cooc.index import create_store, is_folder, open_store, without_password
 from cooc.index.embedded import store as embedded
 from cooc.index.embedded.database import explained, show
 from cooc.index.embedded.swapping import put_in_place
-from cooc.index.store import BadFile, Block, Filter, Forgotten, Store, StoreMeta, intact, now
-
-__all__ = ["copy_to_folder", "intact_blocks", "restore", "take_over"]
+from cooc.index.store import BadFile, Block, Filter, Forgotten, Store, blocks, intact, now
 
 BLOCK = 1000  # images at a time
 
 log = logging.getLogger("cooc")
 
 
-def copy_to_folder(
-    dest: str,
-    meta: StoreMeta,
-    images: Iterable[Block],
-    bad: Iterable[BadFile],
-    notes: Mapping[str, Any] | None = None,
-    forgotten: Iterable[Forgotten] = (),
-) -> None:
-    """Write blocks of images to a new index in `dest`, which appears when it is complete: a server's snapshot."""
+def copy_to_folder(dest: str, store: Store, images: Iterable[Block], bad: Iterable[BadFile]) -> None:
+    """Write a store's images and the rest of it to a new index in `dest`, which appears when it is complete."""
     target = Path(dest)
     if target.exists():
         raise StoreError(f"{show(target)} exists already: name a folder that does not.")
     new = target.with_name(target.name + ".new")
     shutil.rmtree(new, ignore_errors=True)
     try:
-        with embedded.create_store(str(new), meta) as copy:
-            _fill(copy, images, bad, notes or {}, forgotten)
+        with embedded.create_store(str(new), store.meta) as copy:
+            _fill(copy, store, images, bad)
         with explained(target):
             new.replace(target)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _fill(
-    copy: Store,
-    images: Iterable[Block],
-    bad: Iterable[BadFile],
-    notes: Mapping[str, Any],
-    forgotten: Iterable[Forgotten],
-) -> None:
+def _fill(copy: Store, store: Store, images: Iterable[Block], bad: Iterable[BadFile]) -> None:
     for block in images:
         copy.add(*block)
     copy.report_bad(bad)  # after the images: adding one of that path would end the report,
-    copy.remember(forgotten)  # and adding one of that content would use the tags up
-    for name, value in notes.items():
+    copy.remember(store.forgotten())  # and adding one of that content would use the tags up
+    for name, value in store.notes().items():
         copy.note(name, value)
     copy.compact()
 
 
 def intact_blocks(store: Store, where: Filter | None = None, *, features: bool = False) -> Iterator[Block]:
     """All images with their vectors, but for those whose vector is damaged: a warning says which."""
-    records = store.records(where)
-    while block := list(itertools.islice(records, BLOCK)):
+    for block in blocks(store.records(where), BLOCK):
         ids, vectors = intact(store, [record.id for record in block])
         good = set(ids)
         for record in block:
@@ -101,7 +83,7 @@ def restore(snapshot: str, index: str, *, root: str | None = None) -> int:
             )
         meta = replace(copy.meta, root=root or kept, storage="float32")
         with create_store(index, meta) as new:
-            _fill(new, intact_blocks(copy, features=True), copy.bad_files(), copy.notes(), copy.forgotten())
+            _fill(new, copy, intact_blocks(copy, features=True), copy.bad_files())
             return len(new)
 
 
@@ -115,7 +97,7 @@ def take_over(old: Store, new: Store) -> Iterator[str]:
             new.note(name, value)
         new.remember(old.forgotten())
     records = old.salvaged() if isinstance(old, embedded.EmbeddedStore) else old.records()
-    while block := list(itertools.islice(records, BLOCK)):
+    for block in blocks(records, BLOCK):
         there = new.find([record.path for record in block])
         time = now()
         new.remember(

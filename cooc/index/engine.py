@@ -15,8 +15,6 @@ from cooc.pictures import Collection, Folder
 from cooc.pictures.batches import Item, default_workers
 from cooc.pictures.shared_memory import Beside
 
-__all__ = ["Decide", "Described", "Describer", "Engine", "Extraction", "Here", "Made", "Vector", "describe_items"]
-
 FEW = 32  # pictures: for no more than that, starting worker processes costs more time than they save
 
 Vector = NDArray[np.float32]

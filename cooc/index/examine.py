@@ -22,8 +22,6 @@ from cooc.pictures.decode import ImageInfo, Picture, image_info
 from cooc.pictures.decoders import Decoders
 from cooc.pictures.faults import blame, is_machine
 
-__all__ = ["CHANGED", "READERS", "Candidate", "Examined", "Reader", "examine"]
-
 READERS = 4  # threads or processes; hashing and reading let others run
 AHEAD = 64  # files that threads read ahead
 CHUNK = 16  # files that a process is sent at once

@@ -9,19 +9,18 @@ Both are written in blocks: an index may be larger than memory. A picture whose 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from cooc.errors import InputError
 from cooc.files import replacing
 from cooc.index.copying import intact_blocks
 from cooc.index.store import Block, Filter, Record, Store, StoreMeta, path_bytes
-
-__all__ = ["FORMATS", "check_format", "export_index"]
 
 FORMATS = (".npy", ".parquet")
 
@@ -68,9 +67,8 @@ def _write_npy(meta: StoreMeta, blocks: Iterable[Block], file: Path) -> int:
 
 
 def _npy_header(stream: IO[bytes], rows: int, dim: int) -> None:
-    """Version 1.0 of numpy's format, always 128 bytes long."""
-    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {dim}), }}"
-    stream.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + text.ljust(117).encode() + b"\n")
+    """As long for any number of rows: numpy leaves room for it to grow."""
+    np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)})
 
 
 def _row(record: Record) -> dict[str, Any]:

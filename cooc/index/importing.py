@@ -23,8 +23,6 @@ from cooc.errors import CoocError, InputError
 from cooc.index.export import check_format, parquet
 from cooc.index.store import FORMAT, STORAGES, Block, Record, Store, StoreMeta, Vectors, check_vectors, path_text
 
-__all__ = ["Exported", "import_index"]
-
 BLOCK = 1000  # images at a time
 DIMENSIONS = 1 << 16
 INT32, INT64 = 2**31 - 1, 2**63 - 1

@@ -32,8 +32,6 @@ from cooc.index.examine import READERS, Candidate, Examined, examine
 from cooc.pictures import Collection
 from cooc.pictures.faults import is_machine
 
-__all__ = ["OnRay"]
-
 UNDER_WAY = 3  # chunks at each worker: one is described, one is read, one waits
 CHUNK_SECONDS = 2.0  # of work in a chunk: little is lost with one, and calls cost nothing beside it
 SMALLEST, LARGEST = 4, 256  # files of a chunk

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-__all__ = ["Problem", "Progress", "Report", "Stop"]
-
 
 @dataclass(frozen=True)
 class Problem:

@@ -6,7 +6,6 @@ re-ranking look at a shortlist, so that their cost does not grow with the collec
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 import time
@@ -19,23 +18,9 @@ from numpy.typing import NDArray
 
 from cooc.errors import InputError, UnknownNameError
 from cooc.index.calibration import THRESHOLD, Calibration
-from cooc.index.store import Filter, Record, Store, Vectors, intact
+from cooc.index.store import Filter, Record, Store, Vectors, blocks, intact
 from cooc.reranking import EXPANSIONS, RERANKERS, alpha_expansion, expand, rerank
 from cooc.verification.agreement import Agreement
-
-__all__ = [
-    "NEAR_DUPLICATE",
-    "Groups",
-    "Match",
-    "Options",
-    "Results",
-    "as_query",
-    "find_duplicates",
-    "find_matches",
-    "neighbours",
-    "still_there",
-    "unit",
-]
 
 NEAR_DUPLICATE = 0.8  # measured: copies saved at quality 40 or cropped by 10 % have 0.79 to 0.97, other views less
 NEIGHBOURS = 10  # of an expansion and of database augmentation
@@ -211,7 +196,7 @@ def neighbours(
     store: Store, threshold: float, where: Filter | None = None, *, nearest: int = 0, least: float = 1.0
 ) -> Iterator[tuple[str, list[tuple[str, float]]]]:
     """Each picture with all others whose similarity reaches the threshold, and its `nearest` ones from `least` on."""
-    for block in _blocks(store.records(where)):
+    for block in blocks(store.records(where), BLOCK):
         ids, vectors = still_there(store, [record.id for record in block])
         k = max(16, nearest + 1)
         while ids:
@@ -231,11 +216,6 @@ def neighbours(
                     ],
                 )
             ids, vectors, k = [ids[row] for row in more], vectors[more], 4 * k
-
-
-def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:
-    while block := list(itertools.islice(records, BLOCK)):
-        yield block
 
 
 def unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:

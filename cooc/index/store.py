@@ -13,24 +13,26 @@ Engines differ in where they keep this, never in what they answer: `Store` is th
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cooc.errors import InputError, StoreMismatchError, VectorDamagedError
+from cooc.errors import CoocError, InputError, StoreMismatchError, VectorDamagedError
 from cooc.pictures.collection import Entry
 
 FORMAT = 3  # raised when an older cooc could no longer read what is written
 REMEMBERED = timedelta(days=90)  # how long the tags of removed pictures are kept
+PAGE = 1000  # records read at once
 
 Vectors = NDArray[np.float32]
 Codes = Sequence[bytes | None]  # local features of pictures, None where there are none
@@ -39,6 +41,9 @@ STORAGES = ("float32", "float16", "int8", "int4", "pq")  # what an engine may ke
 FEATURES_DAMAGED = "its local features are damaged; `cooc index FOLDER --verify ENGINES` makes them again"
 
 log = logging.getLogger("cooc")
+
+_T = TypeVar("_T")
+_Named = TypeVar("_Named", "Record", "BadFile")
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -224,6 +229,14 @@ class FeatureCount(NamedTuple):
     bytes: int  # of all codes
 
 
+class Code(NamedTuple):
+    """The local features of an image."""
+
+    id: str
+    path: str
+    code: bytes | None  # None: damaged
+
+
 class SearchResult(NamedTuple):
     """Best first; equal scores in the order of their ids, so that an answer never depends on chance."""
 
@@ -231,7 +244,7 @@ class SearchResult(NamedTuple):
     ids: list[list[str]]  # Q lists of k'
 
 
-class Store(Protocol):
+class Store(ABC):
     """An open index. Changes come one transaction for each call: wholly there or not at all, whatever happens.
 
     An engine without transactions (Milvus) says so, and gives less: a call is checked as a whole before anything is
@@ -243,88 +256,154 @@ class Store(Protocol):
     Errors are those of `cooc.errors`; `InputError` for what the caller gave, `StoreError` for the rest.
     """
 
+    _meta: StoreMeta
+    shown: str  # for messages: "the index in FOLDER"
+
     @property
-    def meta(self) -> StoreMeta: ...
+    def meta(self) -> StoreMeta:
+        return self._meta
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
     # changes
+
     def add(self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None) -> None:
         """Upsert by path. Tags that a path already had stay; its report as a bad file goes.
 
         A picture gets back the tags that were kept of its content: those of this path where there are any, else all
         that are left of it. Without features it has those that its content has in the index, if any.
         """
+        self.add_all([Block(records, vectors, features)])
 
+    @abstractmethod
     def add_all(self, blocks: Iterable[Block]) -> int:
         """`add` for many blocks as one change, all or nothing (see above); how many images. It may walk them twice."""
-        ...
 
+    def _checked(self, block: Block) -> tuple[Sequence[Record], Vectors, dict[str, bytes]]:
+        """Records, vectors as every engine wants them, and features by content."""
+        records, given, features = Block(*block)
+        vectors = check_vectors(np.asarray(given), self.meta.dim)
+        if len(records) != len(vectors):
+            raise InputError(f"{len(records)} records came with {len(vectors)} vectors: one for each is needed.")
+        return records, vectors, check_codes(self.meta, records, features)
+
+    @abstractmethod
     def remove(self, paths: Iterable[str]) -> int:
         """How many there were to remove. Their tags are kept for `REMEMBERED`, by content."""
-        ...
 
+    @abstractmethod
     def rename(self, moves: Mapping[str, str]) -> int:
         """Moved files, old path -> new: vector and tags go along, whatever was at the new path is removed."""
-        ...
 
+    @abstractmethod
     def touch(self, mtimes_ns: Mapping[str, int]) -> int:
         """Files whose time changed and whose content did not."""
-        ...
 
+    @abstractmethod
     def tag(self, ids: Iterable[str], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int: ...
+
+    @abstractmethod
     def report_bad(self, files: Iterable[BadFile]) -> None:
         """A path that was reported before keeps its `since`."""
 
+    @abstractmethod
     def clear_bad(self, paths: Iterable[str]) -> int: ...
+
+    @abstractmethod
     def note(self, name: str, value: Any | None) -> None:
         """Keep a small JSON value about the index; None forgets it."""
 
+    @abstractmethod
     def remember(self, tags: Iterable[Forgotten]) -> None:
         """Tags for pictures that are yet to come, as if they had been removed."""
 
     def set_feature_engines(self, engines: str) -> None:
         """From now on local features by these engines are kept. Once: other ones are refused."""
+        if check_engines(self.meta, engines):
+            self._set_engines(engines)
+
+    @abstractmethod
+    def _set_engines(self, engines: str) -> None: ...
 
     def set_features(self, codes: Mapping[str, bytes]) -> int:
         """Local features, by id, of images that are there; of how many. Ids that are gone are left out."""
-        ...
+        found = [one for one in self.get(list(codes)) if one is not None]
+        self._set_features(check_codes(self.meta, found, [codes[one.id] for one in found]))
+        return len(found)
+
+    @abstractmethod
+    def _set_features(self, codes: Mapping[str, bytes]) -> None:
+        """By content. (What belongs to no image, since that was removed meanwhile, goes with the next `compact`.)"""
 
     # questions
+
     def get(self, ids: Sequence[str]) -> list[Record | None]:
         """None for those that are no longer there: another process may remove an image between search and get."""
-        ...
+        found = {one.id: one for one in self._images("id", [id_bytes(name) for name in ids])}
+        return [found.get(name) for name in ids]
 
-    def find(self, paths: Sequence[str]) -> list[Record | None]: ...
+    def find(self, paths: Sequence[str]) -> list[Record | None]:
+        found = {one.path: one for one in self._images("path", [path_bytes(path) for path in paths])}
+        return [found.get(path) for path in paths]
+
+    @abstractmethod
+    def _images(self, field: Literal["id", "path"], values: list[bytes]) -> Iterable[Record]:
+        """Those of these ids or paths that there are."""
+
+    @abstractmethod
     def by_sha256(self, sha256: str) -> list[Record]: ...
+
+    @abstractmethod
     def records(
         self, where: Filter | None = None, after: str | None = None, limit: int | None = None
     ) -> Iterator[Record]:
         """In the order of their paths (as bytes), from behind `after`; read in pages, so memory stays flat."""
-        ...
 
+    @abstractmethod
     def bad_files(self) -> Iterator[BadFile]: ...
+
+    @abstractmethod
     def notes(self) -> dict[str, Any]: ...
+
+    @abstractmethod
     def forgotten(self) -> Iterator[Forgotten]:
         """What is remembered of removed pictures, in the order of content and path."""
-        ...
 
+    @abstractmethod
     def damaged(self) -> Iterator[str]:
         """Paths, in order, of images whose vector is not what was written. `add` mends them."""
-        ...
 
     def vectors(self, ids: Sequence[str]) -> Vectors:
         """(n, D), in the order asked for. Never a damaged one: that is a `VectorDamagedError` which names the image."""
-        ...
+        found = self._vectors({id_bytes(name) for name in ids})
+        if missing := [name for name in ids if name not in found]:
+            raise InputError(f"There is no image {missing[0]} in {self.shown}: search again.")
+        if harmed := {name: path for name, (path, vector) in found.items() if vector is None}:
+            raise damaged_vector(self.shown, harmed)
+        return np.array([found[name][1] for name in ids], np.float32).reshape(len(ids), self.meta.dim)
+
+    @abstractmethod
+    def _vectors(self, ids: set[bytes]) -> dict[str, tuple[str, Vectors | None]]:
+        """id -> path, and vector (D,) unless it is damaged."""
 
     def features(self, ids: Sequence[str]) -> list[bytes | None]:
         """Codes in the order asked for; None where there is none, or it is damaged, which is said in a warning."""
-        ...
+        wanted = {id_bytes(name) for name in ids}
+        return chosen_codes(ids, self._codes(wanted) if self.meta.features else ())
 
+    @abstractmethod
+    def _codes(self, ids: set[bytes]) -> Iterable[Code]: ...
+
+    @abstractmethod
     def without_features(self, *, check: bool = False) -> Iterator[Record]:
         """Images that have none, in the order of their paths; to `check` is to read all, and count damaged ones too."""
-        ...
 
-    def count_features(self) -> FeatureCount: ...
+    def count_features(self) -> FeatureCount:
+        return self._count_features() if self.meta.features else FeatureCount(0, 0)
+
+    @abstractmethod
+    def _count_features(self) -> FeatureCount: ...
 
     def search(
         self, queries: Vectors, k: int, *, where: Filter | None = None, exact: bool | None = None
@@ -333,28 +412,84 @@ class Store(Protocol):
 
         Images whose vector is damaged are left out, with a warning.
         """
-        ...
+        if k < 1:
+            raise InputError(f"k must be at least 1, not {k}.")
+        return self._search(check_vectors(np.asarray(queries), self.meta.dim), k, where, exact)
+
+    @abstractmethod
+    def _search(self, queries: Vectors, k: int, where: Filter | None, exact: bool | None) -> SearchResult: ...
 
     # upkeep
+
+    @abstractmethod
     def snapshot(self, dest: str) -> None:
         """A copy of one committed state, which opens as an index of its own."""
 
     def verify(self) -> list[str]:
         """Problems found by reading everything; empty when all is well."""
-        ...
+        try:
+            return list(self._problems())
+        except CoocError as error:
+            return [str(error)]
 
+    @abstractmethod
+    def _problems(self) -> Iterable[str]: ...
+
+    @abstractmethod
     def compact(self) -> None:
         """Give back the space of what was removed, forget old tags, and bring the search structure up to date."""
 
+    @abstractmethod
     def disk_bytes(self) -> int | None:
         """What it takes on disk, where that can be told."""
-        ...
 
+    @abstractmethod
     def close(self) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def pages(
+    page: Callable[[bytes, int], Sequence[_Named]], after: str | None = None, limit: int | None = None
+) -> Iterator[_Named]:
+    """What `page` lists behind a path, so many at a time: memory stays flat."""
+    last = b"" if after is None else path_bytes(after)
+    while limit is None or limit > 0:
+        size = PAGE if limit is None else min(PAGE, limit)
+        found = page(last, size)
+        yield from found
+        if len(found) < size:
+            return
+        last = path_bytes(found[-1].path)
+        limit = None if limit is None else limit - size
+
+
+def blocks(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    rest = iter(items)
+    while block := list(itertools.islice(rest, size)):
+        yield block
+
+
+def chosen_codes(ids: Sequence[str], found: Iterable[Code]) -> list[bytes | None]:
+    """Codes in the order asked for; of those that are damaged there is a warning."""
+    found = list(found)
+    damaged = [os.fsencode(one.path).decode("utf-8", "backslashreplace") for one in found if one.code is None]
+    if damaged:
+        more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
+        log.warning("The local features of %s%s are left out: %s.", damaged[0], more, FEATURES_DAMAGED)
+    codes = {one.id: one.code for one in found}
+    return [codes.get(name) for name in ids]
+
+
+def moving(moves: Mapping[str, str]) -> dict[str, str]:
+    """What a `rename` has to do."""
+    if len(set(moves.values())) < len(moves):
+        raise InputError("Two images cannot be moved to one path.")
+    return {old: new for old, new in moves.items() if old != new}
 
 
 def several(given: Any) -> Iterable[Any]:
@@ -426,13 +561,6 @@ def check_engines(meta: StoreMeta, engines: str) -> bool:
             f"cooc rebuild --verify {engines}"
         )
     return not meta.features
-
-
-def warn_of_damage(paths: Iterable[str]) -> None:
-    names = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths]
-    if names:
-        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        log.warning("The local features of %s%s are left out: %s.", names[0], more, FEATURES_DAMAGED)
 
 
 def check_tags(tags: Iterable[str]) -> None:

@@ -14,11 +14,8 @@ and again ends the run. Files that are gone were deleted, or are away with their
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import threading
-import time
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -28,32 +25,23 @@ from cooc.errors import (
     ImageError,
     InputError,
     MachineError,
-    StoreError,
     UnreadableError,
     VectorDamagedError,
 )
 from cooc.index.away import Absence, inside
-from cooc.index.changes import Changes
 from cooc.index.engine import Engine, Made, Vector
 from cooc.index.examine import CHANGED, Candidate, Examined
 from cooc.index.report import Problem, Progress, Report, Stop
+from cooc.index.run import FAILURES, Run
 from cooc.index.store import BadFile, Filter, Record, Store
 from cooc.pictures import Collection, Entry
-from cooc.pictures.faults import blame, is_machine
+from cooc.pictures.faults import blame
 
-__all__ = ["Engine", "Progress", "Report", "Stop", "add_files", "failed", "synchronise"]
-
-COMMIT_SECONDS = 3.0
-COMMIT_IMAGES = 1000
 CHUNK = 256  # files looked up at once
-PROGRESS_SECONDS = 0.1
-FAILURES = 8  # in a row, after which it is no use to go on
 SAID = 10  # folders that are away and named in the report
 FAILED, MOST_FAILED = "failed", 1000  # the store's note of files that a machine failed on, and how many it names
 
 VANISHED = "It vanished while it was being read."
-
-log = logging.getLogger("cooc")
 
 
 def synchronise(
@@ -118,8 +106,8 @@ def _outermost(names: list[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if not any(name != other and inside(name, other) for other in names)]
 
 
-class _Run:
-    """One run: the steps of the chain, and what waits for the next commit."""
+class _Run(Run):
+    """The steps of the chain."""
 
     def __init__(
         self,
@@ -132,10 +120,8 @@ class _Run:
         retry: bool,
         follow: bool = False,
     ) -> None:
-        self.store, self.collection, self.engine = store, collection, engine
-        self.progress, self.stop = progress, stop
-        self.retry, self.follow = retry, follow
-        self.report = Report()
+        super().__init__(store, collection, Report(), progress, stop)
+        self.engine, self.retry, self.follow = engine, retry, follow
         self.absence = Absence(store, collection, follow)
         self.known_bad = {bad.path: bad for bad in store.bad_files()}
         self.damaged: set[str] = set()  # whose vectors are not what was written
@@ -143,17 +129,13 @@ class _Run:
         self.reached: set[str] = set()  # the walked folders in which something was found
         self.failed_before = dict.fromkeys(store.notes().get(FAILED, ()))  # in their order
         self.failed: dict[str, None] = {}
-        self.in_a_row = Counter[str]()  # failures of this machine, by what it was to do
-        self.failure: MachineError | None = None  # after too many: no further file is taken
-        self.started = self.committed = self.shown = time.monotonic()
-        self.pending = Changes()
 
     # the chain
 
     def walk(self, name: str) -> Iterator[Entry]:
         def unreadable(name: str, error: Exception) -> None:
             self.unreadable.add(name)
-            self._leave_out("listed", name, blame(error, repr(self.collection.address(name))))
+            self._without("listed", name, blame(error, repr(self.collection.address(name))))
 
         try:
             entries = self.collection.entries(name, follow=self.follow, on_error=unreadable)
@@ -186,7 +168,7 @@ class _Run:
                 entry = self.collection.look(name)
             except (OSError, UnreadableError) as error:
                 self.report.found += 1
-                self._leave_out("read", name, blame(error, repr(self.collection.address(name))))
+                self._without("read", name, blame(error, repr(self.collection.address(name))))
             else:
                 yield entry
 
@@ -195,11 +177,10 @@ class _Run:
         try:
             for seen, result in described:
                 self._take(seen, result)
-                self._tick()
+                self.tick()
                 if self.in_a_row["described"] >= FAILURES:
                     break
-                if self.stop is not None and self.stop():  # much has been read ahead by now, and describing takes long
-                    self.report.interrupted = True
+                if self.stopped():  # much has been read ahead by now, and describing takes long
                     return
         finally:
             if isinstance(described, Generator):  # ends its processes at once, whatever ended the run
@@ -213,10 +194,7 @@ class _Run:
         last: list[Candidate] = []  # what a machine failed on in an earlier run: may others come before it fails again
         while chunk := list(itertools.islice(remaining, CHUNK)):
             for file, known in zip(chunk, self.store.find([file.name for file in chunk]), strict=True):
-                if self.stop is not None and self.stop():
-                    self.report.interrupted = True
-                    return
-                if self.failure is not None:  # what was read before is described still
+                if self.stopped() or self.failure is not None:  # what was read before is described still
                     return
                 self.report.found += 1
                 bad, damaged = self.known_bad.get(file.name), file.name in self.damaged
@@ -232,7 +210,7 @@ class _Run:
                     last.append(Candidate(file, known, damaged))
                 else:
                     yield Candidate(file, known, damaged)
-            self._tick()
+            self.tick()
         for candidate in last:
             if self.failure is not None:
                 return
@@ -244,7 +222,7 @@ class _Run:
         file = seen.file
         describe = False
         if seen.error is not None:
-            self._leave_out("read", file.name, seen.error, seen)
+            self._without("read", file.name, seen.error, seen)
         elif seen.known is not None and seen.known.sha256 == seen.sha256 and not seen.damaged:
             self.report.unchanged += 1
             self.absence.recognise(file.name)
@@ -253,7 +231,7 @@ class _Run:
             describe = not self._is_known_elsewhere(seen)
         if not isinstance(seen.error, MachineError):
             self.in_a_row["read"] = 0
-        self._tick()
+        self.tick()
         return describe
 
     def _is_known_elsewhere(self, seen: Examined) -> bool:
@@ -296,11 +274,11 @@ class _Run:
 
     def _take(self, seen: Examined, result: Made | CoocError) -> None:
         if isinstance(result, CoocError):
-            self._leave_out("described", seen.file.name, result, seen)
+            self._without("described", seen.file.name, result, seen)
             return
         self.in_a_row["described"] = 0
         if not self.collection.steady and (changed := self._changed_since(seen)):
-            self._leave_out("described", seen.file.name, changed, seen)
+            self._without("described", seen.file.name, changed, seen)
             return
         self.report.described += 1
         self.pending.described.append((seen.record, result))
@@ -313,15 +291,13 @@ class _Run:
             return blame(error, repr(self.collection.address(seen.file.name)))
         return None if now == seen.file.stamp else UnreadableError(CHANGED if now else VANISHED)
 
-    def _leave_out(self, step: str, name: str, error: CoocError, seen: Examined | None = None) -> None:
+    def _without(self, step: str, name: str, error: CoocError, seen: Examined | None = None) -> None:
         """Report a file. If its content is bad, it is tried again when it has changed; else by the next run."""
         state = (-1, 0)
         if seen is not None:
             error = self._changed_since(seen) or error
-        log.info("%s: %s", name, error)
-        self.report.problems.append(Problem(name, str(error), isinstance(error, MachineError)))
-        if isinstance(error, MachineError):
-            self._failed(step, name, error)
+        if self.leave_out(step, name, error):
+            self.failed[name] = None
             return
         self.report.bad += 1
         if seen is not None and isinstance(error, ImageError) and not isinstance(error, UnreadableError):
@@ -329,16 +305,6 @@ class _Run:
             if seen.known is not None:
                 self.pending.removals.append(name)
         self.pending.bad.append(BadFile(name, *state, str(error)))
-
-    def _failed(self, step: str, name: str, error: MachineError) -> None:
-        self.report.failed += 1
-        self.failed[name] = None
-        self.in_a_row[step] += 1
-        if self.in_a_row[step] >= FAILURES and self.failure is None:
-            self.failure = MachineError(
-                f"{FAILURES} files in a row could not be {step} on this machine, so the run was ended. What was done "
-                f"before is kept, nothing was forgotten: run it again when the machine is well. The last one: {error}"
-            )
 
     def forget(self, names: Sequence[str], keep_missing: bool, prune: bool) -> None:
         """Remove what is no longer on disk, unless it may be away with its folder."""
@@ -367,51 +333,9 @@ class _Run:
     def _ticking(self, where: Filter) -> Iterator[Entry]:
         for record in self.store.records(where):
             yield record.entry
-            self._tick()
+            self.tick()
 
-    # commits
-
-    def commit(self) -> None:
-        self.pending.commit(self.store)
-        self.pending = Changes()
-        self.committed = time.monotonic()
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        if len(self.pending) >= COMMIT_IMAGES or now - self.committed >= COMMIT_SECONDS:
-            self.commit()
-        if self.progress is not None and now - self.shown >= PROGRESS_SECONDS:
-            self.shown = now
-            self.report.seconds = now - self.started
-            self.progress(self.report)
-
-    @contextmanager
-    def ending(self) -> Iterator[None]:
-        """Whether the run gets done, is interrupted or fails: what waits is committed, and the report completed."""
-        failure: Exception | None = None
-        try:
-            yield
-        except KeyboardInterrupt:
-            self.report.interrupted = True
-        except StoreError:  # what could not be written will not be now
-            raise
-        except Exception as error:
-            failure = error
-        self.commit()
-        self._note_failed()
-        self.report.seconds = time.monotonic() - self.started
-        if self.progress is not None:
-            self.progress(self.report)
-        if failure is None:
-            return
-        if isinstance(failure, CoocError) or not is_machine(failure):
-            raise failure
-        raise MachineError(
-            f"This machine failed ({failure}), so the run was ended. What was done before is kept. Free memory or file "
-            "handles, check the disk, and run it again."
-        ) from failure
-
-    def _note_failed(self) -> None:
+    def conclude(self) -> None:
         names = [*self.failed, *self.failed_before][:MOST_FAILED]
         if names != self.store.notes().get(FAILED, []):
             self.store.note(FAILED, names or None)

@@ -19,7 +19,7 @@ import functools
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -47,12 +47,13 @@ def usable(*tensors: Tensor) -> bool:
     return os.environ.get("COOC_KERNELS", "1") != "0" and _triton()
 
 
-def _attempt(name: str, tensors: tuple[Tensor, ...], run: Callable[[], Tensor | None]) -> Tensor | None:
+def _attempt(name: str, function: str, tensors: tuple[Tensor, ...], *options: Any, **named: Any) -> Any:
+    """A function of one of the files, which import Triton, and so are imported when a kernel is wanted."""
     if not usable(*tensors) or name in _failed:
         return None
     try:
         with torch.cuda.device(tensors[0].device):
-            return run()
+            return getattr(importlib.import_module(f"cooc.kernels.{name}"), function)(*tensors, *options, **named)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a kernel's compiler says: the torch form gives the same result
@@ -62,53 +63,27 @@ def _attempt(name: str, tensors: tuple[Tensor, ...], run: Callable[[], Tensor | 
         return None
 
 
-# Triton is imported by the files of the kernels, and they only when one is wanted.
-
-
 def cooccurrence(A: Tensor, radius: int, threshold: Tensor | None, eps: float, divisor: float) -> Tensor | None:
     """C_T by the closed form. Thresholds are (B,) or (1,), None for the mean of each image."""
-
-    def run() -> Tensor | None:
-        from cooc.kernels import direct
-
-        found = direct.tensor(A, radius, threshold, eps, divisor)
-        return None if found is None else found[0]
-
-    return _attempt("direct", (A,), run)
+    found: tuple[Tensor, Tensor] | None = _attempt("direct", "tensor", (A,), radius, threshold, eps, divisor)
+    return None if found is None else found[0]
 
 
 def linear_pooling(
     A: Tensor, radius: int, eps: float, divisor: float, *, rarity_eps: float, spatial: bool, rarity: bool
 ) -> Tensor | None:
     """ChCO-SC_T (spatial and rarity), SC_T (spatial) or ChCO (rarity) of the direct tensor, which is never made."""
-
-    def run() -> Tensor | None:
-        from cooc.kernels import linear
-
-        return linear.linear_pooling(A, radius, eps, divisor, rarity_eps=rarity_eps, spatial=spatial, rarity=rarity)
-
-    return _attempt("linear", (A,), run)
+    weights = {"rarity_eps": rarity_eps, "spatial": spatial, "rarity": rarity}
+    return cast(Tensor | None, _attempt("linear", "linear_pooling", (A,), radius, eps, divisor, **weights))
 
 
 def cooccurrence_factored(
     A: Tensor, left: Tensor, right: Tensor, threshold: Tensor | None, eps: float, divisor: float
 ) -> Tensor | None:
     """C_T with the direct filter plus left @ right, of float32 maps."""
-
-    def run() -> Tensor | None:
-        from cooc.kernels import factored
-
-        return factored.factored(A, left, right, threshold, eps, divisor)
-
-    return _attempt("factored", (A, left, right), run)
+    return cast(Tensor | None, _attempt("factored", "factored", (A, left, right), threshold, eps, divisor))
 
 
 def compact_bilinear(A: Tensor, other: Tensor, bins: Tensor, signs: Tensor, dim: int) -> Tensor | None:
     """Tensor Sketch of the sum over positions of A_p other_p^T; signs are 1 or -1."""
-
-    def run() -> Tensor | None:
-        from cooc.kernels import sketch
-
-        return sketch.compact_bilinear(A, other, bins, signs, dim)
-
-    return _attempt("sketch", (A, other), run)
+    return cast(Tensor | None, _attempt("sketch", "compact_bilinear", (A, other), bins, signs, dim))

@@ -19,8 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["fits", "map_row", "part_sum", "parts_of", "power", "rows_of", "tensor", "threshold", "window_sums"]
-
 LARGEST = 64  # rows and columns of a map; larger ones, and radii past 16, are left to torch
 PART = 12_288  # values of a partial sum for the mean, and how many of these there may be
 PARTS = 32, 128

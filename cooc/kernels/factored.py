@@ -15,8 +15,6 @@ from torch import Tensor
 from cooc.kernels import direct
 from cooc.kernels.memory import derived
 
-__all__ = ["factored"]
-
 
 @triton.jit
 def _widen(

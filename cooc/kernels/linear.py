@@ -15,8 +15,6 @@ from torch import Tensor
 
 from cooc.kernels.direct import fits, map_row, part_sum, parts_of, power, rows_of, threshold, window_sums
 
-__all__ = ["linear_pooling"]
-
 
 @triton.jit
 def _sums(A, sums, n, chunk, BLOCK: tl.constexpr):

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from torch import Tensor
 
-__all__ = ["derived"]
-
 _made: dict[tuple[int, str], tuple[weakref.ref[Tensor], tuple[int, int], object]] = {}
 _Result = TypeVar("_Result")
 

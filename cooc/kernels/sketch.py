@@ -13,8 +13,6 @@ from torch import Tensor
 
 from cooc.kernels.memory import derived
 
-__all__ = ["compact_bilinear"]
-
 BINS = 128  # of one program
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,8 +26,6 @@ from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture
 from cooc.pictures.decoders import Decoders, Limits
 from cooc.pictures.shared_memory import Beside, Loaded, Place, Shared, load
-
-__all__ = ["Bad", "Batch", "Item", "batches", "decode", "default_workers"]
 
 LIMITS = Limits()  # of a picture
 SHARED = 2 << 30  # bytes at most for pictures that come from other processes; only what is used takes memory
@@ -137,7 +135,7 @@ def _grouped(pictures: Iterable[_Decoded | Bad], batch_pixels: int, hold_pixels:
 
 def decode(
     items: Iterable[Item], *, size: int, min_side: int = 1, workers: int = 0, beside: Beside | None = None
-) -> Iterator[tuple[Item, Pixels | CoocError]]:
+) -> Generator[tuple[Item, Pixels | CoocError], None, None]:
     """Items in order, each with its pixels (H, W, 3) or the error why there are none."""
     for picture in _decoded(items, size, min_side, workers, 0, beside):
         if isinstance(picture, Bad):

@@ -8,8 +8,6 @@ from typing import Any
 
 from cooc.errors import BoxError
 
-__all__ = ["Box", "check_box", "clip", "parse_box"]
-
 Box = tuple[float, float, float, float]
 
 HOW = "Write four numbers as x0,y0,x1,y1, in pixels."

@@ -23,8 +23,6 @@ from cooc.pictures.decode import name_of
 from cooc.pictures.faults import exhausted
 from cooc.pictures.malloc import give_back, keep_memory
 
-__all__ = ["serve", "start"]
-
 SPARE = 64 << 20  # bytes that a process may have grown by and stay
 
 

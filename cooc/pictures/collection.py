@@ -10,8 +10,6 @@ from typing import NamedTuple, Protocol
 from cooc.errors import InputError
 from cooc.pictures.decode import Picture
 
-__all__ = ["Collection", "Entry", "Fetched", "OnError", "Stamp", "below", "fail", "is_mount", "is_url", "outside"]
-
 Stamp = tuple[int, int]  # size, time in nanoseconds
 OnError = Callable[[str, Exception], None]  # name, what went wrong there
 

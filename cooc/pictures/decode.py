@@ -39,23 +39,6 @@ from cooc.pictures.exif import TURNS, orientation_of, read_exif, taken
 from cooc.pictures.faults import blame, exhausted, machine_error, open_regular, read_failure
 from cooc.pictures.pixels import from_array, to_rgb
 
-__all__ = [
-    "EXTENSIONS",
-    "MAX_PIXELS",
-    "Decoded",
-    "ImageInfo",
-    "Picture",
-    "View",
-    "decode_ahead",
-    "image_info",
-    "is_picture",
-    "load_image",
-    "load_twice",
-    "load_view",
-    "name_of",
-    "open_image",
-]
-
 Picture: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO | Image.Image | npt.NDArray[Any] | Decoded"
 
 MAX_PIXELS = 300_000_000  # larger than any camera's picture, small enough to decode in a few GB

@@ -30,13 +30,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from cooc.errors import CoocError, ImageError, MachineError
 from cooc.pictures.decode import name_of
-
-__all__ = ["Decoders", "Limits"]
 
 T = TypeVar("T")
 STARTING = 60.0  # seconds
@@ -124,9 +121,7 @@ class Decoders:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _take(self) -> _Process:

@@ -26,8 +26,6 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from cooc.errors import ImageError
 
-__all__ = ["Origin", "download", "is_public", "is_web", "origin"]
-
 LARGEST = 64 << 20  # bytes
 SECONDS = 30.0
 REDIRECTS = 5

@@ -14,8 +14,6 @@ from typing import BinaryIO, NamedTuple
 
 from cooc.errors import ImageError
 
-__all__ = ["check_effort"]
-
 SCANS = 100  # of a JPEG; programs write 1 to about 20
 PIXELS_SCANNED = 5_000_000_000  # in all scans of a JPEG together: 16 of the largest picture that is taken
 FEW_SCANS = 16  # allowed for a picture of any size

@@ -12,8 +12,6 @@ from PIL import ExifTags, Image, ImageFile
 
 from cooc.pictures.faults import is_machine
 
-__all__ = ["TURNS", "orientation_of", "read_exif", "taken"]
-
 TURNS = {  # EXIF's orientation -> how to turn the picture upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

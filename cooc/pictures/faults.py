@@ -22,8 +22,6 @@ import numpy as np
 
 from cooc.errors import CoocError, ImageError, MachineError, NoMemoryError, UnreadableError
 
-__all__ = ["blame", "check_regular", "exhausted", "is_machine", "machine_error", "open_regular", "read_failure"]
-
 # What the system says about a path, not about the disk that it lies on.
 _PATHS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 _PATH = frozenset((errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO))

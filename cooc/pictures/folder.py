@@ -15,8 +15,6 @@ from cooc.pictures.collection import Entry, Fetched, OnError, Stamp, below, fail
 from cooc.pictures.decode import EXTENSIONS, Picture
 from cooc.pictures.faults import check_regular, open_regular
 
-__all__ = ["Folder", "list_images", "relative_path"]
-
 _log = logging.getLogger("cooc")
 
 
@@ -108,6 +106,8 @@ def relative_path(root: Path, path: str | os.PathLike[str]) -> str:
     place = Path(given)
     if (name := below(str(root.resolve()), str(place.parent.resolve() / place.name))) is not None:
         return name
+    if not os.path.lexists(given):
+        raise InputError(f"{os.fspath(path)!r} does not exist: neither on this disk nor in the index of {str(root)!r}.")
     raise outside(path, str(root))
 
 

@@ -6,8 +6,6 @@ import ctypes
 from collections.abc import Callable
 from contextlib import suppress
 
-__all__ = ["give_back", "keep_maps", "keep_memory"]
-
 
 def keep_maps() -> None:
     """For a process that describes many pictures on a CPU: a command's choice, never a library's.

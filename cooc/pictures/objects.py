@@ -7,11 +7,11 @@ import hashlib
 import os
 import tarfile
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
@@ -19,8 +19,6 @@ from cooc.errors import CoocError, InputError, UnreadableError
 from cooc.pictures.collection import Entry, Fetched, OnError, Stamp, below, fail, outside
 from cooc.pictures.decode import EXTENSIONS, Picture
 from cooc.pictures.faults import is_machine
-
-__all__ = ["Objects", "Part"]
 
 LARGEST = 512 << 20  # bytes of a picture that is read over a network
 KEPT = 4 << 20  # a larger one is not held in memory until it is decoded, but read twice
@@ -173,16 +171,10 @@ class Objects(InParts):
 
     def absent(self, files: Iterable[Entry]) -> Iterator[Entry]:
         """By listing folders, a thousand names for each request, instead of asking for each file."""
-        listings: OrderedDict[str, set[str] | None] = OrderedDict()
+        listed = lru_cache(LISTINGS)(self._names)
         for file in files:
-            folder = file.name.rpartition("/")[0]
-            if folder not in listings:
-                listings[folder] = self._names(folder)
-                if len(listings) > LISTINGS:
-                    listings.popitem(last=False)
-            listings.move_to_end(folder)
-            known = listings[folder]
-            if known is not None and file.name not in known:
+            names = listed(file.name.rpartition("/")[0])
+            if names is not None and file.name not in names:
                 yield file
 
     def _names(self, folder: str) -> set[str] | None:

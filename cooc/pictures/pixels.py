@@ -10,8 +10,6 @@ from PIL import Image, ImageCms
 
 from cooc.errors import ImageError
 
-__all__ = ["from_array", "to_rgb"]
-
 _16_TO_8 = ((np.arange(65536) * 255 + 32767) // 65535).astype(np.uint8)  # round(v / 257)
 
 

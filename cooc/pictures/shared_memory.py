@@ -20,8 +20,6 @@ from cooc.errors import CoocError, InputError, MachineError
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture, load_image, load_twice
 
-__all__ = ["Beside", "Loaded", "Place", "Shared", "attach", "load"]
-
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]  # (H, W, 3)
 
 _memory: mmap.mmap | None = None  # in a decoding process: that of its parent

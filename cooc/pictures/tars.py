@@ -15,8 +15,6 @@ from cooc.pictures.collection import Entry, OnError, Stamp, below, fail, is_moun
 from cooc.pictures.decode import EXTENSIONS
 from cooc.pictures.objects import BLOCK, SECOND, InParts, Objects, Part, as_os_errors, reason
 
-__all__ = ["Tars"]
-
 SCANNED = 256 << 10  # bytes that are read at once where a tar's headers are looked for
 
 

@@ -8,8 +8,6 @@ from PIL import Image
 
 from cooc.pictures.decode import Picture, open_image
 
-__all__ = ["thumbnail"]
-
 QUALITY = 82
 
 

@@ -21,8 +21,6 @@ from cooc.training.network import describe
 from cooc.training.train import Run
 from cooc.whitening import Whitening, fit_learned, fit_pca
 
-__all__ = ["finish", "fit_whitening"]
-
 
 def fit_whitening(
     run: Run, cache: ActivationCache, photos: Photos, kind: str, dim: int, meta: Mapping[str, str]

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +26,6 @@ from cooc.errors import CoocError, InputError
 from cooc.pictures.batches import Bad, Item
 from cooc.recipes import DescriptorConfig
 from cooc.stream import stream, upload
-
-__all__ = ["ActivationCache", "Columns", "ColumnsOnDisk", "build_cache"]
 
 FORMAT = "cooc-activations/1"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -109,28 +107,18 @@ class ActivationCache:
 # Filling it
 
 
-class Sink(Protocol):
-    def known(self, key: str) -> bool: ...
-    def add(self, keys: Sequence[str], A: Tensor) -> None: ...
-    def cache(self, keys: Iterable[str]) -> ActivationCache: ...
-
-
 class Columns:
     """Collects the columns of batches (B, C, H, W) in memory, where the batches are."""
 
-    def __init__(self, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.parts: list[Tensor] = []
         self.places: dict[str, Place] = {}
         self.rows = 1
 
-    def known(self, key: str) -> bool:
-        return key in self.places
-
     def add(self, keys: Sequence[str], A: Tensor) -> None:
         h, w = A.shape[2:]
         if not self.parts:
-            self.dtype = self.dtype or half(A.dtype)
             self.parts.append(torch.zeros(1, A.shape[1], dtype=self.dtype, device=A.device))
         self.parts.append(_columns(A, self.dtype))
         for key in keys:
@@ -143,16 +131,15 @@ class Columns:
         return ActivationCache(self.parts[0], torch.tensor([self.places[key] for key in keys], device=where), where)
 
 
-class ColumnsOnDisk:
+class ColumnsOnDisk(Columns):
     """The same in a folder: `activations.bin` and `index.jsonl`, whose lines are written after the columns they name.
 
     A run that was stopped leaves whole batches behind, and the next one goes on after them.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], channels: int, dtype: torch.dtype) -> None:
-        self.dtype, self.channels, self.rows = dtype, channels, 1
-        self.places: dict[str, Place] = {}
-        self.file, self.index = folder / "activations.bin", folder / "index.jsonl"
+        super().__init__(dtype)
+        self.channels, self.file, self.index = channels, folder / "activations.bin", folder / "index.jsonl"
         name = str(dtype).removeprefix("torch.")
         header = {"format": FORMAT, "dtype": name, "channels": channels} | about
         folder.mkdir(parents=True, exist_ok=True)
@@ -182,9 +169,6 @@ class ColumnsOnDisk:
             index.truncate(len(whole))
             file.truncate(self.rows * self.channels * self.dtype.itemsize)
 
-    def known(self, key: str) -> bool:
-        return key in self.places
-
     def add(self, keys: Sequence[str], A: Tensor) -> None:
         h, w = A.shape[2:]
         places = {key: (self.rows + i * h * w, h, w) for i, key in enumerate(keys)}
@@ -207,7 +191,7 @@ def half(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
 
 
-def _columns(A: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _columns(A: Tensor, dtype: torch.dtype) -> Tensor:
     """(B, C, H, W) -> (B*H*W, C)"""
     columns = A.permute(0, 2, 3, 1).flatten(0, 2).to(dtype).contiguous()
     if not bool(columns.isfinite().all()):
@@ -233,11 +217,13 @@ def build_cache(
     backbone = backbone or load_backbone(config, device)
     dtype = half(next(backbone.network.parameters()).dtype) if keep == "auto" else DTYPES[keep]
     keys = [_key(item) for item in items]
-    sink: Sink = Columns(dtype)
+    sink = Columns(dtype)
     if folder is not None:
         about = {"backbone": config.backbone, "layer": config.layer, "size": config.size}
         sink = ColumnsOnDisk(folder, about, backbone.channels, dtype)
-    wanted = [Item(key, item.picture, item.box) for key, item in zip(keys, items, strict=True) if not sink.known(key)]
+    wanted = [
+        Item(key, item.picture, item.box) for key, item in zip(keys, items, strict=True) if key not in sink.places
+    ]
     wanted = list({item.key: item for item in wanted}.values())
     bad: dict[str, Bad] = {}
     done = len(items) - len(wanted)
@@ -266,7 +252,7 @@ def build_cache(
     return sink.cache(keys[i] for i in good).to(device), good, list(bad.values())
 
 
-def _flush(sink: Sink, waiting: list[tuple[str, Tensor]]) -> None:
+def _flush(sink: Columns, waiting: list[tuple[str, Tensor]]) -> None:
     """Maps of one shape, together."""
     if waiting:
         sink.add([key for key, _ in waiting], torch.stack([A for _, A in waiting]))

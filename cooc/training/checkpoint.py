@@ -18,8 +18,6 @@ from cooc.training.processes import rank
 if TYPE_CHECKING:
     from cooc.training.train import TrainConfig
 
-__all__ = ["Checkpoint", "Epoch"]
-
 FORMAT = "cooc-training/1"
 Epoch = dict[str, Any]  # its number, loss, mAP and seconds: a line of log.jsonl
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from cooc.cooccurrence import Cooccurrence, direct_filter
 from cooc.errors import InputError
 
-__all__ = ["compress", "delta", "error", "import_filter", "strongest"]
-
 
 def delta(layer: Cooccurrence) -> Tensor:
     """What was learned: the filter less the direct one. (C, C, S, S)"""

@@ -13,8 +13,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["LOSSES", "contrastive", "smooth_ap", "triplet"]
-
 
 def contrastive(query: Tensor, positive: Tensor, negative: Tensor, *, margin: float = 0.75) -> Tensor:
     """The paper's loss: y d^2 + (1-y) max(tau - d, 0)^2, averaged over a tuple's pairs. tau is the margin. (T,)"""

@@ -19,8 +19,6 @@ from cooc.recipes import DescriptorConfig
 from cooc.training.cache import ActivationCache
 from cooc.whitening import Whitening
 
-__all__ = ["EXPONENTS", "FORMS", "TRAINABLE", "CoOcNet", "describe"]
-
 FORMS = ("learned", "factored")
 EXPONENTS = {"gem": ("p", 3.0), "sct": ("b", 2.0), "chco-sct": ("b", 2.0)}  # of each pooling: its name and usual value
 TRAINABLE = ("filter", "exponent", "whitening")

@@ -12,8 +12,6 @@ import torch.distributed as dist
 
 from cooc.activations import resolve_device
 
-__all__ = ["first_before_others", "processes", "rank", "world"]
-
 
 def rank() -> int:
     """Which of the processes this is; the first one writes."""

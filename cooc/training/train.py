@@ -40,8 +40,6 @@ from cooc.training.processes import rank, world
 from cooc.training.tuples import mine, tuples
 from cooc.whitening import fit_pca
 
-__all__ = ["Run", "TrainConfig", "gradients", "train", "validate"]
-
 RATES = {"learned": 8e-3, "factored": 1e-2}  # measured: docs/training.md
 EXPONENT_RATE = 1000  # times the filter's: an exponent is one number near 3
 WHITENING_SAMPLE, WHITENING_DIM = 2000, 512  # of the whitening that validation uses

@@ -9,8 +9,6 @@ from torch import Tensor
 from cooc.datasets.photos import Ints, Photos
 from cooc.errors import InputError
 
-__all__ = ["mine", "tuples"]
-
 
 def mine(queries: Tensor, own: Tensor, pool: Tensor, clusters: Tensor, count: int) -> Tensor:
     """The nearest `count` of the pool for each query, none of the query's own cluster, at most one of any cluster.

@@ -25,8 +25,6 @@ from cooc.recipes import DescriptorConfig
 from cooc.training.cache import ActivationCache
 from cooc.training.network import CoOcNet, describe
 
-__all__ = ["all_pairs", "shared_layout", "verify"]
-
 SCALES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
 TOLERANCE = 1.5  # positions
 LEAST = 0.6  # score over the root of the smaller map's positions, from which a pair counts as verified

@@ -23,7 +23,7 @@ EMPTY = np.zeros((0, 128), np.float32)
 
 @cache
 def projection() -> Projection:
-    """128 values to 64, fitted on landmark photos (benchmarks/verification.py fit-sift)."""
+    """128 values to 64, by `Projection.fit` on landmark photos."""
     return Projection.load(Path(__file__).parents[1] / "data" / "rootsift.npy")
 
 

@@ -24,17 +24,6 @@ from cooc.weights.readers import Tensors, features, read_keras_resnet50, read_pt
 from cooc.weights.sources import Download, IndexFile, file_hash
 from cooc.weights.table import WEIGHTS, content_hash, find_set
 
-__all__ = [
-    "WeightStatus",
-    "export_weights",
-    "fetch_weights",
-    "import_weights",
-    "load_weights",
-    "verify_weights",
-    "weights_home",
-    "weights_status",
-]
-
 _log = logging.getLogger("cooc")
 
 

@@ -14,17 +14,6 @@ import torch
 
 from cooc.unpickling import load_arrays
 
-__all__ = [
-    "NORM_PARTS",
-    "Tensors",
-    "features",
-    "onnx_arrays",
-    "read_flax_vgg16",
-    "read_keras_resnet50",
-    "read_keras_vgg16",
-    "read_pth",
-]
-
 Tensors = dict[str, torch.Tensor]
 
 NORM_PARTS = ("weight", "bias", "running_mean", "running_var")  # of a batch norm

@@ -23,8 +23,6 @@ from typing import IO, Any, cast
 from cooc.timm_models import published_weights
 from cooc.weights.readers import Tensors, features, read_pth
 
-__all__ = ["Download", "IndexFile", "NpmFile", "OfficialFile", "TimmFile", "file_hash"]
-
 Download = Callable[[str, int, int], object]  # is shown one: what, bytes so far, bytes in all (0: not known)
 
 CONNECT_SECONDS = 6.0

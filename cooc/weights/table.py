@@ -13,8 +13,6 @@ from cooc.errors import UnknownNameError
 from cooc.weights.readers import NORM_PARTS, Tensors, read_flax_vgg16, read_keras_resnet50, read_keras_vgg16
 from cooc.weights.sources import IndexFile, NpmFile, OfficialFile, TimmFile
 
-__all__ = ["WEIGHTS", "WeightSet", "content_hash", "find_set"]
-
 
 def content_hash(tensors: Mapping[str, torch.Tensor]) -> str:
     """sha256 over sorted names, shapes and float32 bytes: the same for the same tensors, whatever file held them."""

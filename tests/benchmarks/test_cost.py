@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from benchmarks import report
@@ -22,6 +23,7 @@ from cooc.errors import DatasetError, InputError, UnknownNameError
 from tests.labelled import write_labelled_folder
 from tests.shell import Shell
 from tests.test_activations import pictures, random_weights
+from tests.verification.pictures import PHOTOS, photo
 
 
 def whitened(count: int, seed: int) -> Any:
@@ -121,3 +123,25 @@ def test_growth(tmp_path: Path) -> None:
 def test_commands_say_what_is_wrong(benchmarks: Shell, command: list[str], tmp_path: Path) -> None:
     folder = write_labelled_folder(tmp_path / "things")
     assert benchmarks(*(folder if part == "FOLDER" else part for part in command)).code == 2
+
+
+def test_startup_names_the_steps(benchmarks: Shell, tmp_path: Path) -> None:
+    photos = write_labelled_folder(tmp_path / "things") / "jpg"
+    options = ("-r", "light+size=96", "--count", 3, "--rounds", 1, "--results", tmp_path)
+    done = benchmarks("startup", photos, *options)
+    assert done.code == 0, done.err
+    assert "answered by it: " in done.out
+    found = json.loads((tmp_path / "startup-cpu.json").read_text())
+    assert found["processor seconds of the steps"]["torch"] > 0
+    assert found["answered by it"]["processor seconds"] < found["loading everything"]["processor seconds"]
+
+
+def test_duplicates_by_kind(benchmarks: Shell, tmp_path: Path) -> None:
+    for name in PHOTOS:
+        Image.fromarray(photo(name)).save(tmp_path / f"{name}.png")
+    done = benchmarks("duplicates", tmp_path, "-r", "light+size=128", "--copied", 2, "--results", tmp_path)
+    assert done.code == 0, done.err
+    assert "photos that were joined: none" in done.out
+    found = json.loads((tmp_path / "duplicates-light+size=128.json").read_text())
+    assert found["pictures"] == len(PHOTOS) + 2 * len(found["found"])
+    assert set(found["found"].values()) == {2}

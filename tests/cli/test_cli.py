@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from cooc.cli import app
 from cooc.cli.bars import now_and_then
 from cooc.cooccurrence import Cooccurrence
 from cooc.descriptor import Descriptor
+from cooc.errors import counted
 from cooc.recipes import RECIPES, find_recipe, find_whitening
 from cooc.weights import WEIGHTS
 from cooc.whitening import load
@@ -275,3 +277,28 @@ def test_what_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_commands_that_moved_say_where(cooc: Shell) -> None:
     assert "python -m benchmarks figures" in cooc("figures").err
     assert "python -m benchmarks speed" in cooc("bench", "speed").err
+
+
+# words
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 boxes"), (1, "1 box"), (2, "2 boxes"), (1000, "1,000 boxes")])
+def test_things_are_counted_as_people_do(count: int, said: str) -> None:
+    assert counted(count, "box") == said
+    assert counted(count, "picture") == said.replace("boxes", "pictures").replace("box", "picture")
+
+
+def test_the_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    """The real bash, with what `cooc --install-completion` writes into a home of its own."""
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def bash(script: str) -> list[str]:
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    bash("cooc --install-completion bash")
+    asked = "source ~/.bashrc; COMP_WORDS=(cooc {0}); COMP_CWORD={1}; _cooc_completion cooc; echo ${{COMPREPLY[@]}}"
+    assert bash(asked.format("du", 1)) == ["duplicates"]
+    assert bash(asked.format("search --rer", 2)) == ["--rerank"]
+    assert bash("source ~/.bashrc; complete -p cooc")[1:3] == ["-o", "default"]  # else the names of files

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -416,7 +417,7 @@ def test_add_remove_verify_compact(cooc: Shell, photos: Path, tmp_path: Path) ->
     assert "1 described" in cooc("add", photos / "new.png", *index).out
     assert cooc("add", photos / "none.png", *index).code == 3
     assert cooc("add", photos, *index).code == 2
-    assert "1 pictures removed" in cooc("remove", "new.png", *index).out
+    assert "1 picture removed" in cooc("remove", "new.png", *index).out
     assert cooc("remove", "new.png", *index).code == 2
     assert "All is well: 9 pictures." in cooc("verify", *index).out
     assert "MB now" in cooc("compact", *index).out
@@ -439,7 +440,7 @@ def test_export_import_duplicates(cooc: Shell, photos: Path, tmp_path: Path) -> 
     assert [[one["path"] for one in group] for group in groups] == [["arch_000000.jpg", "copy.jpg"]]
     listed = cooc("duplicates", "--threshold", 0.9999, *index).out
     assert "same content" in listed
-    assert "1 groups, 2 pictures." in listed
+    assert "1 group, 2 pictures." in listed
     for name in ("out.npy", "out.parquet"):
         assert "10 pictures" in cooc("export", tmp_path / name, *index).out
         other = tmp_path / f"{name}-index"
@@ -485,3 +486,24 @@ def test_thumbnails_in_characters(indexed: Path) -> None:
     assert len(lines) == 4
     assert set(text.plain) == {"▀", "\n"}
     assert thumbnail(indexed / "none.jpg", 32).size == (32, 21)
+
+
+@pytest.mark.parametrize("command", ["add", "tag", "remove"])
+def test_a_name_that_does_not_exist(cooc: Shell, photos: Path, tmp_path: Path, command: str) -> None:
+    """It is not said to lie outside of something; what exists and does, is."""
+    done = cooc(command, tmp_path / "nothing.jpg", "--index", photos / ".cooc")
+    assert done.code == 2
+    assert "nothing.jpg' does not exist" in done.err
+    (tmp_path / "other.jpg").write_bytes(b"")
+    assert "lies outside" in cooc(command, tmp_path / "other.jpg", "--index", photos / ".cooc").err
+
+
+def test_a_port_that_is_taken(cooc: Shell, indexed: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = cooc("serve", "--index", indexed / ".cooc", "--port", port)
+    assert done.code == 2
+    assert f"Port {port} is taken" in done.err
+    assert "--port 0" in done.err
+    elsewhere = cooc("serve", "--index", indexed / ".cooc", "--host", "192.0.2.1", "--token", "t" * 40)
+    assert "'192.0.2.1' is no address of this machine" in elsewhere.err

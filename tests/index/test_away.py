@@ -106,7 +106,7 @@ def test_the_only_picture_of_a_folder_is_away_until_pruned(search: ImageSearch, 
     (photos / "disk2/a/00.jpg").unlink()
     report = search.index([photos])
     assert (report.removed, report.away) == (0, 1)
-    assert "1 pictures" in report.notes[0]
+    assert "1 picture of" in report.notes[0]
     report = search.index([photos], prune=True)
     assert (report.removed, report.away, report.notes) == (1, 0, [])
     assert search.status().away == {}

@@ -18,7 +18,7 @@ from PIL import Image
 
 from cooc.errors import InputError, MachineError
 from cooc.image_search import ImageSearch
-from cooc.index import completing
+from cooc.index import run
 from cooc.index.export import export_index
 from cooc.pictures.decode import load_image
 from cooc.verification.engines import extract
@@ -184,11 +184,11 @@ def test_damaged_features_are_made_again(search: ImageSearch, photos: Path, watc
 
 
 def test_failing_again_and_again_ends_the_run(old: ImageSearch, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completing, "FAILURES", 3)
+    monkeypatch.setattr(run, "FAILURES", 3)
     old.keep_features("sift")
     failing = Failing("sift")
     monkeypatch.setattr(ImageSearch, "extraction", property(lambda self: failing))
-    with pytest.raises(MachineError, match="3 pictures in a row"):
+    with pytest.raises(MachineError, match="3 files in a row could not be given local features"):
         old.index([photos])
     monkeypatch.undo()
     assert old.index([photos]).completed == 5
@@ -210,9 +210,9 @@ def test_an_index_of_format_2_gets_features(tmp_path: Path) -> None:
 COMPLETE = """
 import sys
 from cooc.image_search import ImageSearch
-from cooc.index import completing
+from cooc.index import run
 from tests.tiny import descriptor
-completing.COMMIT_IMAGES = 1
+run.COMMIT_IMAGES = 1
 with ImageSearch.open(sys.argv[1] + "/.cooc", write=True, descriptor=descriptor()) as search:
     search.keep_features("sift")
     print("ready", flush=True)

@@ -17,7 +17,8 @@ from torch import Tensor
 from cooc.descriptor import Descriptor
 from cooc.errors import MachineError
 from cooc.image_search import ImageSearch
-from cooc.index.sync import FAILURES, Report
+from cooc.index.report import Report
+from cooc.index.run import FAILURES
 from cooc.pictures import Entry, Fetched, Folder
 from tests.starving import BROKEN, Starved, few_files
 from tests.tiny import RECIPE, descriptor, write_photos

@@ -17,7 +17,7 @@ from cooc.descriptor import Descriptor
 from cooc.errors import CoocError, InputError, StoreMismatchError
 from cooc.image_search import ImageSearch
 from cooc.index import ray as on_ray
-from cooc.index import sync
+from cooc.index import run
 from cooc.index.examine import Candidate
 from cooc.index.ray import OnRay, Worker
 from cooc.index.report import Problem, Report
@@ -106,7 +106,7 @@ def bad(search: ImageSearch) -> dict[str, str]:
 def test_a_node_that_is_killed_loses_nothing_and_doubles_nothing(
     cluster: Cluster, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(run, "PROGRESS_SECONDS", 0)
     monkeypatch.setattr(on_ray, "LARGEST", 4)  # small chunks: some are at both nodes when one is killed
     node = cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
     committed: list[int] = []

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cooc import image_search
 from cooc.errors import InputError, StoreDamagedError
-from cooc.image_search import ImageSearch, Report
+from cooc.image_search import ImageSearch, Report, changing
 from cooc.index.store import Forgotten
 from tests.shell import Shell
 from tests.tiny import RECIPE, descriptor, make_descriptor, open_index, write_photos
@@ -77,7 +76,7 @@ def test_to_another_place(photos: Path, tmp_path: Path) -> None:
 
 
 def test_interrupted_it_goes_on_where_it_was(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cooc.index.sync.COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr("cooc.index.run.COMMIT_SECONDS", 0.0)
 
     stopped = []
 
@@ -86,7 +85,7 @@ def test_interrupted_it_goes_on_where_it_was(photos: Path, monkeypatch: pytest.M
             stopped.append(True)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("cooc.index.sync.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("cooc.index.run.PROGRESS_SECONDS", 0.0)
     report = ImageSearch.rebuild(photos / ".cooc", descriptor=descriptor(), progress=stop)
     assert report.interrupted
     assert tags(photos / ".cooc") == TAGS
@@ -113,7 +112,7 @@ def test_a_disk_that_is_not_mounted_does_not_empty_the_index(photos: Path) -> No
 
 
 def test_a_few_that_are_gone_do_not_stop_it(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_search, "MISSING", 0.2)
+    monkeypatch.setattr(changing, "MISSING", 0.2)
     (photos / "01.jpg").unlink()
     report = ImageSearch.rebuild(photos / ".cooc", descriptor=descriptor())
     assert (report.described, report.bad) == (8, 1)
@@ -127,7 +126,7 @@ def test_a_few_that_are_gone_do_not_stop_it(photos: Path, monkeypatch: pytest.Mo
 
 def test_what_can_be_read_of_a_damaged_index_is_saved(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page of the database in turn. What is not readable is lost; nothing else is."""
-    monkeypatch.setattr(image_search, "MISSING", 1.0)
+    monkeypatch.setattr(changing, "MISSING", 1.0)
     path = photos / ".cooc" / "index.sqlite"
     whole = path.read_bytes()
     saved = []
@@ -150,7 +149,7 @@ def test_what_can_be_read_of_a_damaged_index_is_saved(photos: Path, monkeypatch:
 
 
 def test_the_command(cooc: Shell, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_search, "Descriptor", lambda *_, **__: descriptor())
+    monkeypatch.setattr(changing, "Descriptor", lambda *_, **__: descriptor())
     done = cooc("rebuild", "--index", photos / ".cooc", "--device", "cpu")
     assert done.out == "9 pictures described, 0 left out.\n"
     (photos / "06.jpg").unlink()

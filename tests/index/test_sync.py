@@ -22,7 +22,7 @@ from benchmarks.indexing import kill_and_resume
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreError, StoreLockedError
 from cooc.image_search import ImageSearch
-from cooc.index import engine, examine, sync
+from cooc.index import engine, examine, run, sync
 from cooc.pictures import relative_path
 from tests.tiny import RECIPE, descriptor, open_index, write_photos
 
@@ -401,7 +401,7 @@ def test_stop_ends_a_run_early(search: ImageSearch, photos: Path) -> None:
 
 
 def test_progress_counts(search: ImageSearch, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(run, "PROGRESS_SECONDS", 0)
     seen: list[tuple[int, int | None]] = []
     search.index([photos], progress=lambda report: seen.append((report.done, report.total)))
     assert seen[-1] == (9, 9)

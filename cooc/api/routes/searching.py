@@ -24,7 +24,7 @@ from cooc.api.schemas import (
     problems,
 )
 from cooc.api.services import Services, Shared
-from cooc.errors import InputError
+from cooc.errors import InputError, counted
 from cooc.explanation import explain
 from cooc.index.shortlist import NEAR_DUPLICATE
 from cooc.pictures.boxes import Box, parse_box
@@ -54,7 +54,7 @@ async def search_by_upload(services: Shared, image: Uploads, options: Asked, box
     if len(image) > services.settings.upload_images:
         raise InputError(f"At most {services.settings.upload_images} pictures can be joined, not {len(image)}.")
     if len(box) > len(image):
-        raise InputError(f"{len(image)} pictures came with {len(box)} boxes.")
+        raise InputError(f"{counted(len(image), 'picture')} came with {counted(len(box), 'box')}.")
     boxes = [parse_box(text) if text else None for text in box] + [None] * (len(image) - len(box))
     sent = [await one.read() for one in image]
     pictures = [await services.decode_sent(data, part) for data, part in zip(sent, boxes, strict=True)]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from filelock import Timeout
 
 from cooc.index.embedded.coding import Coding
 from cooc.index.embedded.graph import build_graph, load_graph
@@ -152,7 +153,7 @@ def attempt(work: Callable[[], _T]) -> _T | None:
     """Do something for the cache. Where the folder cannot be read or written, searching goes on without it."""
     try:
         return work()
-    except BlockingIOError:  # another process is at it
+    except Timeout:  # another process is at it
         return None
     except OSError as error:
         log.warning("The index's cache could not be used and is done without: %s", error)

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from cooc.errors import InputError
 from cooc.index.embedded import features
 from cooc.index.embedded.coding import Codes
 from cooc.index.embedded.rows import FORGOTTEN, RECORD, State, each, forgotten, read_state, record
-from cooc.index.store import BadFile, Forgotten, Record, given_back, long_ago, now, path_bytes, path_text
+from cooc.index.store import BadFile, Forgotten, Record, given_back, long_ago, moving, now, path_bytes, path_text
 
 
 def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes, made: Mapping[str, bytes]) -> int:
@@ -72,9 +71,7 @@ def keep(connection: sqlite3.Connection, tags: Iterable[Forgotten]) -> None:
 
 
 def rename(connection: sqlite3.Connection, moves: Mapping[str, str]) -> int:
-    if len(set(moves.values())) < len(moves):
-        raise InputError("Two images cannot be moved to one path.")
-    wanted = {path_bytes(old): path_bytes(new) for old, new in moves.items() if old != new}
+    wanted = {path_bytes(old): path_bytes(new) for old, new in moving(moves).items()}
     rows = each(connection, "SELECT path, slot, sha256 FROM images WHERE path IN", wanted)
     found = {path: (slot, sha256) for path, slot, sha256 in rows}
     remove(connection, [wanted[path] for path in found if wanted[path] not in found])

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
+from filelock import FileLock
 
 from cooc.index.embedded.coding import Codes, Coding
-from cooc.index.embedded.locks import locked
 from cooc.index.embedded.nearest import Ids
 
 CHUNK = 16_384  # rows of a block at most
@@ -121,9 +121,9 @@ class RowFile:
         return None
 
     def extend(self, fetch: Fetch, last: int) -> None:
-        """Append the slots up to `last`. BlockingIOError where another process is at it."""
+        """Append the slots up to `last`. filelock's Timeout where another process is at it."""
         self.folder.mkdir(exist_ok=True)
-        with locked(self.folder / "lock", wait=False), _open(self.path) as file:
+        with FileLock(self.folder / "lock", blocking=False), _open(self.path) as file:
             blocks = list(self._blocks(file))
             if not blocks:
                 file.seek(0)
@@ -139,7 +139,7 @@ class RowFile:
 
     def cut(self, damaged: _Block | None = None) -> None:
         """Keep what comes before a damaged block, or nothing at all; it is appended again by `extend`."""
-        with locked(self.folder / "lock", wait=True), _open(self.path) as file:
+        with FileLock(self.folder / "lock"), _open(self.path) as file:
             if damaged is None:
                 file.truncate(0)
                 return

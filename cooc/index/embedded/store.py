@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
 
-from cooc.errors import CoocError, InputError, StoreError
+from cooc.errors import StoreError
 from cooc.index.embedded import changes, features, upkeep
 from cooc.index.embedded.coding import Coding
 from cooc.index.embedded.database import Connection, connect, create, database, explained, require, show
@@ -44,28 +43,24 @@ from cooc.index.embedded.rows import (
 from cooc.index.store import (
     BadFile,
     Block,
-    Codes,
+    Code,
     FeatureCount,
     Filter,
     Forgotten,
     Record,
     SearchResult,
+    Store,
     StoreMeta,
     Vectors,
-    check_codes,
-    check_engines,
     check_tags,
-    check_vectors,
-    damaged_vector,
     id_bytes,
+    pages,
     path_bytes,
     path_text,
-    warn_of_damage,
 )
 
 APPROXIMATE_FROM = 200_000  # images: an exact search then takes about 40 ms on two cores
 FOLLOW = 4096  # images added before the cache follows
-PAGE = 1000  # records read at once
 
 _T = TypeVar("_T")
 
@@ -98,11 +93,11 @@ def create_store(address: str, meta: StoreMeta) -> EmbeddedStore:
     return EmbeddedStore(folder, write=True)
 
 
-class EmbeddedStore:
+class EmbeddedStore(Store):
     """`cooc.index.store.Store` in a folder. Threads may share it: reads run side by side, changes one after another."""
 
     def __init__(self, folder: Path, *, write: bool = False) -> None:
-        self.folder = folder
+        self.folder, self.shown = folder, f"the index in {show(folder)}"
         self._mutex = threading.RLock()
         self._writer: Connection | None = None
         self._behind = 0
@@ -130,19 +125,10 @@ class EmbeddedStore:
 
     # changes
 
-    def add(self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None) -> None:
-        self.add_all([Block(records, vectors, features)])
-
     def add_all(self, blocks: Iterable[Block]) -> int:
         def work(connection: Connection) -> int:
             count = 0
-            for records, given, made in (Block(*block) for block in blocks):
-                vectors = check_vectors(np.asarray(given), self.meta.dim)
-                if len(records) != len(vectors):
-                    raise InputError(
-                        f"{len(records)} records came with {len(vectors)} vectors: one for each is needed."
-                    )
-                codes = check_codes(self.meta, records, made)
+            for records, vectors, codes in map(self._checked, blocks):
                 count += changes.add(connection, records, self._coding.encode(vectors), codes)
             return count
 
@@ -179,60 +165,41 @@ class EmbeddedStore:
     def remember(self, tags: Iterable[Forgotten]) -> None:
         self._write(lambda connection: changes.keep(connection, tags))
 
-    def set_feature_engines(self, engines: str) -> None:
-        if check_engines(self.meta, engines):
-            self._write(lambda connection: features.set_engines(connection, engines))
-            self._read(lambda connection, file: file.renew(connection))
+    def _set_engines(self, engines: str) -> None:
+        self._write(lambda connection: features.set_engines(connection, engines))
+        self._read(lambda connection, file: file.renew(connection))
 
-    def set_features(self, codes: Mapping[str, bytes]) -> int:
-        def work(connection: Connection) -> int:
-            found = list(each(connection, "SELECT id, sha256 FROM images WHERE id IN", map(id_bytes, codes)))
-            records = [Record("-", 0, 0, sha256.hex(), 0, 0) for _, sha256 in found]
-            made = check_codes(self.meta, records, [codes[name.hex()] for name, _ in found])
-            features.put(connection, made)
-            return len(found)
-
-        return self._write(work)
+    def _set_features(self, codes: Mapping[str, bytes]) -> None:
+        self._write(lambda connection: features.put(connection, codes))
 
     # questions
 
-    def get(self, ids: Sequence[str]) -> list[Record | None]:
-        found = {r.id: r for r in self._records(f"{RECORD} WHERE id IN", [id_bytes(name) for name in ids])}
-        return [found.get(name) for name in ids]
-
-    def find(self, paths: Sequence[str]) -> list[Record | None]:
-        found = {r.path: r for r in self._records(f"{RECORD} WHERE path IN", [path_bytes(path) for path in paths])}
-        return [found.get(path) for path in paths]
-
-    def _records(self, query: str, values: list[bytes]) -> list[Record]:
+    def _images(self, field: str, values: list[bytes]) -> list[Record]:
+        query = f"{RECORD} WHERE {field} IN"
         return self._read(lambda connection, _: [record(row) for row in each(connection, query, values)])
 
     def by_sha256(self, sha256: str) -> list[Record]:
-        return sorted(
-            self._records(f"{RECORD} WHERE sha256 IN", [bytes.fromhex(sha256)]), key=lambda r: path_bytes(r.path)
-        )
+        return sorted(self._images("sha256", [bytes.fromhex(sha256)]), key=lambda r: path_bytes(r.path))
 
     def records(
         self, where: Filter | None = None, after: str | None = None, limit: int | None = None
     ) -> Iterator[Record]:
-        last = b"" if after is None else path_bytes(after)
         table = self._read(lambda connection, _: in_order(connection, where))
-        while limit is None or limit > 0:
-            size = PAGE if limit is None else min(PAGE, limit)
+
+        def page(last: bytes, size: int) -> list[Record]:
             condition, values = matching(where, last)
             chosen = f"SELECT slot FROM {table} WHERE {condition} ORDER BY path LIMIT ?"  # nothing larger is sorted
-            rows = self._rows(f"{RECORD} WHERE slot IN ({chosen}) ORDER BY path", *values, size)
-            yield from map(record, rows)
-            if len(rows) < size:
-                return
-            last = rows[-1][1]
-            limit = None if limit is None else limit - size
+            return [
+                record(row) for row in self._rows(f"{RECORD} WHERE slot IN ({chosen}) ORDER BY path", *values, size)
+            ]
+
+        return pages(page, after, limit)
 
     def bad_files(self) -> Iterator[BadFile]:
-        last = b""
-        while rows := self._rows("SELECT * FROM bad WHERE path > ? ORDER BY path LIMIT ?", last, PAGE):
-            yield from (BadFile(path_text(path), *rest) for path, *rest in rows)
-            last = rows[-1][0]
+        query = "SELECT * FROM bad WHERE path > ? ORDER BY path LIMIT ?"
+        return pages(
+            lambda last, size: [BadFile(path_text(path), *rest) for path, *rest in self._rows(query, last, size)]
+        )
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         return self._read(lambda connection, _: connection.execute(query, values).fetchall())
@@ -246,59 +213,40 @@ class EmbeddedStore:
     def damaged(self) -> Iterator[str]:
         return iter(upkeep.damaged(self._read))
 
-    def vectors(self, ids: Sequence[str]) -> Vectors:
-        names = [id_bytes(name) for name in ids]
+    def _vectors(self, ids: set[bytes]) -> dict[str, tuple[str, Vectors | None]]:
         query = "SELECT id, path, vector, crc FROM images LEFT JOIN vectors USING (slot) WHERE id IN"
 
-        def work(connection: Connection, file: IndexFile) -> Vectors:
-            found = {name: (path, data, crc) for name, path, data, crc in each(connection, query, set(names))}
-            if missing := [name for name in names if name not in found]:
-                raise InputError(
-                    f"There is no image {missing[0].hex()} in the index in {show(self.folder)}: search again."
-                )
-            width = file.coding.width
-            bad = {n.hex(): path_text(path) for n, (path, data, crc) in found.items() if not good(data, crc, width)}
-            if bad:
-                raise damaged_vector(f"the index in {show(self.folder)}", bad)
-            codes = np.frombuffer(b"".join(found[name][1] for name in names), np.uint8).reshape(len(names), width)
-            return file.coding.unit(codes).copy()
+        def work(connection: Connection, file: IndexFile) -> dict[str, tuple[str, Vectors | None]]:
+            found, width = list(each(connection, query, ids)), file.coding.width
+            whole = {name.hex(): data for name, _, data, crc in found if good(data, crc, width)}
+            codes = np.frombuffer(b"".join(whole.values()), np.uint8).reshape(len(whole), width)
+            vectors = dict(zip(whole, file.coding.unit(codes), strict=True))
+            return {name.hex(): (path_text(path), vectors.get(name.hex())) for name, path, *_ in found}
 
         return self._read(work)
 
-    def features(self, ids: Sequence[str]) -> list[bytes | None]:
-        names = [id_bytes(name) for name in ids]
-        if not self.meta.features:
-            return [None] * len(names)
+    def _codes(self, ids: set[bytes]) -> list[Code]:
         query = "SELECT id, path, code, crc FROM images JOIN features USING (sha256) WHERE id IN"
-        rows = self._read(lambda connection, _: list(each(connection, query, set(names))))
-        good = {name: code for name, _, code, crc in rows if zlib.crc32(code) == crc}
-        warn_of_damage(path_text(path) for name, path, *_ in rows if name not in good)
-        return [good.get(name) for name in names]
+        rows = self._read(lambda connection, _: list(each(connection, query, ids)))
+        return [
+            Code(name.hex(), path_text(path), code if zlib.crc32(code) == crc else None)
+            for name, path, code, crc in rows
+        ]
 
     def without_features(self, *, check: bool = False) -> Iterator[Record]:
         if not self.meta.features:
             yield from self.records()
             return
-        last, query = b"", f"{RECORD} WHERE path > ? AND {features.HAS_NONE} ORDER BY path LIMIT ?"
-        while rows := self._rows(query, last, PAGE):
-            yield from map(record, rows)
-            last = rows[-1][1]
+        query = f"{RECORD} WHERE path > ? AND {features.HAS_NONE} ORDER BY path LIMIT ?"
+        yield from pages(lambda last, size: [record(row) for row in self._rows(query, last, size)])
         if check:
             for sha256 in self._read(lambda connection, _: features.damaged(connection)):
                 yield from self.by_sha256(sha256.hex())
 
-    def count_features(self) -> FeatureCount:
-        if not self.meta.features:
-            return FeatureCount(0, 0)
+    def _count_features(self) -> FeatureCount:
         return self._read(lambda connection, _: features.count(connection))
 
-    def search(
-        self, queries: Vectors, k: int, *, where: Filter | None = None, exact: bool | None = None
-    ) -> SearchResult:
-        queries = check_vectors(np.asarray(queries), self.meta.dim)
-        if k < 1:
-            raise InputError(f"k must be at least 1, not {k}.")
-
+    def _search(self, queries: Vectors, k: int, where: Filter | None, exact: bool | None) -> SearchResult:
         def work(connection: Connection, file: IndexFile) -> Any:
             view = file.cache.view(connection)
             slots = None
@@ -327,11 +275,8 @@ class EmbeddedStore:
     def snapshot(self, dest: str) -> None:
         upkeep.snapshot(self._read, Path(dest))
 
-    def verify(self) -> list[str]:
-        try:
-            return self._read(lambda connection, file: list(upkeep.problems(self.folder, connection, file)))
-        except CoocError as error:
-            return [str(error)]
+    def _problems(self) -> list[str]:
+        return self._read(lambda connection, file: list(upkeep.problems(self.folder, connection, file)))
 
     def compact(self) -> None:
         self._write(lambda connection: upkeep.tidy(connection, self._read.file.cache))
@@ -363,14 +308,6 @@ class EmbeddedStore:
             self._closed = True
             with self._mutex:
                 self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write(self, work: Callable[[Connection], _T]) -> _T:
         """What `work` returns, in one transaction: committed when it returns, undone when it raises."""

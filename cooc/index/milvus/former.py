@@ -19,7 +19,7 @@ from cooc.errors import StoreError
 from cooc.index.milvus import rows
 from cooc.index.milvus.address import Address
 from cooc.index.milvus.server import Server
-from cooc.index.store import BadFile, Forgotten, Store, now
+from cooc.index.store import BadFile, Forgotten, Store, blocks, now
 
 STATE = "cooc.state"  # property of the collection, which only such an index has
 FIELDS = [*rows.RECORD, "row", "bad", "reason", "crc", "vector"]
@@ -49,7 +49,7 @@ def copy(server: Server, dim: int, store: Store) -> None:
         for row in server.pages("row >= 0", FIELDS, BLOCK)
         if counts(row["row"])
     )
-    for block in rows.blocks(found, BLOCK):
+    for block in blocks(found, BLOCK):
         bad = [row for row in block if row["bad"]]
         store.report_bad(BadFile(rows.path(row), row["size"], row["mtime_ns"], row["reason"]) for row in bad)
         images = [row for row in block if not row["bad"]]

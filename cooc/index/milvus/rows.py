@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -141,9 +139,3 @@ def matrix(rows: list[Row], dim: int) -> tuple[Vectors, NDArray[np.bool_]]:
     vectors = np.array([row["vector"] for row in rows], np.float32).reshape(len(rows), dim)
     sound = [checksum(vector) == row["crc"] for vector, row in zip(vectors, rows, strict=True)]
     return vectors, np.array(sound, np.bool_)
-
-
-def blocks(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
-    rest = iter(items)
-    while block := list(islice(rest, size)):
-        yield block

@@ -17,7 +17,7 @@ from cooc.index.milvus import rows
 from cooc.index.milvus.rows import VECTOR
 from cooc.index.milvus.server import LIMIT, Row, Server
 from cooc.index.milvus.structures import Structure, search_params
-from cooc.index.store import Vectors
+from cooc.index.store import Vectors, blocks
 
 SPARE, SLACK = 8, 2e-6  # candidates beyond k; more than float32 products of unit vectors are ever off by
 HITS = 200_000  # candidates asked for at once
@@ -63,7 +63,7 @@ class Search:
         coded = self.structure.kind in ("IVF_PQ", "DISKANN")  # which orders roughly
         fetch = 4 * max(k, NEIGHBOURS) + 100 if coded else k + SPARE
         while rest and fetch <= LIMIT and (flat or not exact):
-            parts = rows.blocks(rest, max(1, HITS // fetch))
+            parts = blocks(rest, max(1, HITS // fetch))
             rest = [row for part in parts for row in self._candidates(best, part, fetch)]
             if not flat:  # a graph that gave too few of those that meet the condition would do so again
                 break
@@ -82,7 +82,7 @@ class Search:
             search_params=search_params(self.structure, fetch),
         )
         keys = list({key for hit in hits for key in hit.ids})
-        asked = (f"key in {json.dumps(part)}" for part in rows.blocks(keys, self.block))
+        asked = (f"key in {json.dumps(part)}" for part in blocks(keys, self.block))
         found = [row for one in asked for row in self.server.query(one, VECTOR, LIMIT)]
         names, ids, vectors = self._sound(found)
         place, undone = {name: i for i, name in enumerate(names)}, list[int]()
@@ -103,7 +103,7 @@ class Search:
 
     def _scan(self, best: list[Best]) -> None:
         """Everything that meets the condition, read and scored here: slow and exact."""
-        for block in rows.blocks(self.server.pages(self.condition, VECTOR, self.block), self.block):
+        for block in blocks(self.server.pages(self.condition, VECTOR, self.block), self.block):
             _, ids, vectors = self._sound(block)
             rough = np.stack([one.query for one in best]) @ vectors.T
             for one, scores in zip(best, rough, strict=True):

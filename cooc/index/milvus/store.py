@@ -17,14 +17,12 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from cooc.errors import CoocError, InputError
 from cooc.index import effort
 from cooc.index.copying import copy_to_folder
 from cooc.index.milvus import rows, structures
@@ -35,29 +33,27 @@ from cooc.index.milvus.server import LIMIT, Row, Server
 from cooc.index.milvus.structures import Structure
 from cooc.index.store import (
     FEATURES_DAMAGED,
+    PAGE,
     BadFile,
     Block,
-    Codes,
+    Code,
     FeatureCount,
     Filter,
     Forgotten,
     Record,
     SearchResult,
+    Store,
     StoreMeta,
     Vectors,
-    check_codes,
-    check_engines,
+    blocks,
     check_tags,
-    check_vectors,
-    damaged_vector,
     given_back,
     id_bytes,
     long_ago,
+    moving,
     now,
-    warn_of_damage,
 )
 
-PAGE = 1000  # rows read at once, values in one condition
 NOTE = "cooc.note."  # properties of the collection
 REQUEST = 16 << 20  # bytes of vectors in one request
 SAMPLE = 200  # images whose local features are measured to tell the size of all
@@ -66,11 +62,12 @@ FEATURES = "cooc.features"  # property of the collection: engines of local featu
 log = logging.getLogger("cooc")
 
 
-class MilvusStore:
+class MilvusStore(Store):
     """`cooc.index.store.Store` in a collection of Milvus. Threads may share it."""
 
     def __init__(self, server: Server, meta: StoreMeta, features: Mapping[str, str]) -> None:
-        self.meta = replace(meta, features=features.get("engines", ""))
+        self._meta = replace(meta, features=features.get("engines", ""))
+        self.shown = f"the index at {server.address.shown}"
         self._files = FeatureFiles(place(server.address, features["at"])) if features else None
         self._server = server
         self._block = max(1, min(PAGE, REQUEST // (4 * meta.dim)))  # vectors in one request
@@ -81,24 +78,16 @@ class MilvusStore:
 
     # changes
 
-    def add(self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None) -> None:
-        self.add_all([Block(records, vectors, features)])
-
     def add_all(self, blocks: Iterable[Block]) -> int:
         """All blocks are looked at before the first is written."""
         blocks = list(blocks) if iter(blocks) is blocks else blocks  # it is walked twice
         for block in blocks:
-            self._rows(*block)
+            self._rows(block)
         with self._server.writing():
-            return sum(self._add(*self._rows(*block)) for block in blocks)
+            return sum(self._add(*self._rows(block)) for block in blocks)
 
-    def _rows(
-        self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None
-    ) -> tuple[dict[str, Row], dict[str, bytes]]:
-        codes = check_codes(self.meta, records, features)
-        vectors = check_vectors(np.asarray(vectors), self.meta.dim)
-        if len(records) != len(vectors):
-            raise InputError(f"{len(records)} records came with {len(vectors)} vectors: one for each is needed.")
+    def _rows(self, block: Block) -> tuple[dict[str, Row], dict[str, bytes]]:
+        records, vectors, codes = self._checked(block)
         return {r.path: rows.image_row(r, vector) for r, vector in zip(records, vectors, strict=True)}, codes
 
     def _add(self, new: dict[str, Row], codes: dict[str, bytes]) -> int:
@@ -137,11 +126,10 @@ class MilvusStore:
             return count
 
     def rename(self, moves: Mapping[str, str]) -> int:
-        if len(set(moves.values())) < len(moves):
-            raise InputError("Two images cannot be moved to one path.")
+        wanted = moving(moves)
         with self._server.writing():
-            found = {rows.path(row): row for row in self._at(rows.IMAGE, moves, ALL)}
-            moves = {old: new for old, new in moves.items() if old != new and old in found}
+            found = {rows.path(row): row for row in self._at(rows.IMAGE, wanted, ALL)}
+            moves = {old: new for old, new in wanted.items() if old in found}
             moved = {old: rows.moved(found[old], new) for old, new in moves.items()}
             news, ids = set(moves.values()), {row["id"] for row in moved.values()}
             gone = [row for row in self._at(rows.IMAGE, news - set(moves), ALL) if row["id"] not in ids]
@@ -166,7 +154,7 @@ class MilvusStore:
         """Milvus has no change of one field. The crc stays: a damaged vector is still known as one."""
         count = 0
         with self._server.writing():
-            for block in rows.blocks(dict.fromkeys(values), self._block):
+            for block in blocks(dict.fromkeys(values), self._block):
                 changed = [rows.fitting(row | change(row)) for row in self._in(field, block, ALL, condition)]
                 self._upsert(changed)
                 count += len(changed)
@@ -195,44 +183,35 @@ class MilvusStore:
         removed, records = now(), map(rows.record, gone)
         self.remember(Forgotten(r.sha256, r.path, r.tags, removed) for r in records if r.tags)
 
-    def set_feature_engines(self, engines: str) -> None:
-        if not check_engines(self.meta, engines):
-            return
+    def _set_engines(self, engines: str) -> None:
         at = place(self._server.address)
         if not at:
             raise nowhere(self._server.address)
         with self._server.writing():
             self._server.put({FEATURES: json.dumps({"engines": engines, "at": at})})
-        self.meta, self._files = replace(self.meta, features=engines), FeatureFiles(at)
+        self._meta, self._files = replace(self.meta, features=engines), FeatureFiles(at)
 
-    def set_features(self, codes: Mapping[str, bytes]) -> int:
+    def _set_features(self, codes: Mapping[str, bytes]) -> None:
         with self._server.writing():
-            found = [rows.record(row) for row in self._by_id(codes, RECORD)]
-            made = check_codes(self.meta, found, [codes[one.id] for one in found])
             if self._files is not None:
-                self._files.write(made)
-                self._rewrite("sha256", made, lambda _: {"text": rows.FEATURES}, rows.with_features(False))
-            return len(found)
+                self._files.write(codes)
+                self._rewrite("sha256", codes, lambda _: {"text": rows.FEATURES}, rows.with_features(False))
 
     def _upsert(self, changed: Iterable[Row]) -> None:
-        for block in rows.blocks(changed, self._block):
+        for block in blocks(changed, self._block):
             self._server.change("upsert", data=block)
 
     def _delete(self, keys: Iterable[str]) -> int:
         keys = list(keys)
-        for block in rows.blocks(keys, PAGE):
+        for block in blocks(keys, PAGE):
             self._server.change("delete", ids=block)
         return len(keys)
 
     # questions
 
-    def get(self, ids: Sequence[str]) -> list[Record | None]:
-        found = {r.id: r for r in map(rows.record, self._by_id(ids, RECORD))}
-        return [found.get(name) for name in ids]
-
-    def find(self, paths: Sequence[str]) -> list[Record | None]:
-        found = {r.path: r for r in map(rows.record, self._at(rows.IMAGE, paths, RECORD))}
-        return [found.get(path) for path in paths]
+    def _images(self, field: str, values: list[bytes]) -> Iterable[Record]:
+        names = [value.hex() if field == "id" else rows.IMAGE + value.hex() for value in values]
+        return map(rows.record, self._in("id" if field == "id" else "key", names, RECORD, rows.images()))
 
     def by_sha256(self, sha256: str) -> list[Record]:
         condition = f"sha256 == {json.dumps(bytes.fromhex(sha256).hex())} and {rows.images()}"
@@ -260,76 +239,60 @@ class MilvusStore:
             _, sound = rows.matrix(block, self.meta.dim)
             yield from (rows.path(row) for row, good in zip(block, sound, strict=True) if not good)
 
-    def vectors(self, ids: Sequence[str]) -> Vectors:
-        found = self._by_id(dict.fromkeys(ids), VECTOR)
-        place, (vectors, sound) = {row["id"]: i for i, row in enumerate(found)}, rows.matrix(found, self.meta.dim)
-        if missing := [name for name in ids if name not in place]:
-            raise InputError(f"There is no image {missing[0]} in the index at {self._shown}: search again.")
-        if not sound.all():
-            raise damaged_vector(self._shown, {found[i]["id"]: rows.path(found[i]) for i in np.flatnonzero(~sound)})
-        return vectors[[place[name] for name in ids]]
+    def _vectors(self, ids: set[bytes]) -> dict[str, tuple[str, Vectors | None]]:
+        found = self._in("id", (name.hex() for name in ids), VECTOR, rows.images())
+        vectors, sound = rows.matrix(found, self.meta.dim)
+        return {
+            row["id"]: (rows.path(row), vector if good else None)
+            for row, vector, good in zip(found, vectors, sound, strict=True)
+        }
 
-    def features(self, ids: Sequence[str]) -> list[bytes | None]:
-        names = [id_bytes(name).hex() for name in ids]
-        if self._files is None:
-            return [None] * len(names)
-        marked = self._in("id", names, [*RECORD, "id"], rows.with_features())
-        codes = self._files.read(row["sha256"] for row in marked)
-        warn_of_damage(rows.path(row) for row in marked if codes[row["sha256"]] is None)
-        found = {row["id"]: codes[row["sha256"]] for row in marked}
-        return [found.get(name) for name in names]
+    def _codes(self, ids: set[bytes]) -> Iterator[Code]:
+        marked = self._in("id", (name.hex() for name in ids), [*RECORD, "id"], rows.with_features())
+        codes = self._files.read(row["sha256"] for row in marked) if self._files is not None else {}
+        return (Code(row["id"], rows.path(row), codes[row["sha256"]]) for row in marked)
 
     def without_features(self, *, check: bool = False) -> Iterator[Record]:
         condition = rows.with_features(False)
         yield from map(rows.record, self._server.pages(condition, RECORD, PAGE))
         if check and self._files is not None:
-            for block in rows.blocks(self._server.pages(rows.with_features(), RECORD, PAGE), PAGE // 10):
+            for block in blocks(self._server.pages(rows.with_features(), RECORD, PAGE), PAGE // 10):
                 yield from map(rows.record, self._damaged_features(block))
 
     def _damaged_features(self, block: list[Row]) -> Iterator[Row]:
         codes = self._files.read(row["sha256"] for row in block) if self._files is not None else {}
         return (row for row in block if codes.get(row["sha256"], b"") is None)
 
-    def count_features(self) -> FeatureCount:
+    def _count_features(self) -> FeatureCount:
         """Of many images the bytes are estimated from some: the store does not tell them, and reading takes long."""
-        if self._files is None:
-            return FeatureCount(0, 0)
+        assert self._files is not None
         images = int(self._server.query(rows.with_features(), ["count(*)"], None)[0]["count(*)"])
         some = self._server.query(rows.with_features(), ["sha256"], SAMPLE)
         sizes = [len(code or b"") for code in self._files.read(row["sha256"] for row in some).values()]
         return FeatureCount(images, sum(sizes) if images <= SAMPLE else round(sum(sizes) / len(sizes) * images))
 
-    @property
-    def _shown(self) -> str:
-        return self._server.address.shown
-
     def _in(self, field: str, values: Iterable[str], fields: list[str], condition: str = "") -> list[Row]:
-        parts = rows.blocks(dict.fromkeys(values), self._block if "vector" in fields else PAGE)
+        parts = blocks(dict.fromkeys(values), self._block if "vector" in fields else PAGE)
         asked = (f"{field} in {json.dumps(part)}" + (f" and {condition}" if condition else "") for part in parts)
         return [row for one in asked for row in self._server.query(one, fields, LIMIT)]
 
     def _at(self, kind: str, paths: Iterable[str], fields: list[str]) -> list[Row]:
         return self._in("key", (rows.key(kind, path) for path in paths), fields)
 
-    def _by_id(self, ids: Iterable[str], fields: list[str]) -> list[Row]:
-        return self._in("id", (id_bytes(name).hex() for name in ids), fields, rows.images())
-
     def _blocks(self, fields: list[str]) -> Iterator[list[Row]]:
-        return rows.blocks(self._server.pages(rows.images(), fields, self._block), self._block)
-
-    def search(
-        self, queries: Vectors, k: int, *, where: Filter | None = None, exact: bool | None = None
-    ) -> SearchResult:
-        queries = check_vectors(np.asarray(queries), self.meta.dim)
-        if k < 1:
-            raise InputError(f"k must be at least 1, not {k}.")
-        return self._search(queries, k, where, bool(exact), structures.current(self._server))
+        return blocks(self._server.pages(rows.images(), fields, self._block), self._block)
 
     def _search(
-        self, queries: Vectors, k: int, where: Filter | None, exact: bool, structure: Structure
+        self,
+        queries: Vectors,
+        k: int,
+        where: Filter | None,
+        exact: bool | None,
+        structure: Structure | None = None,
     ) -> SearchResult:
+        structure = structure or structures.current(self._server)
         search = Search(self._server, structure, rows.images(where), self.meta.dim, self._block)
-        best = search.nearest(queries, k, exact)
+        best = search.nearest(queries, k, bool(exact))
         if search.damaged and not self._warned:
             self._warned = True
             log.warning(
@@ -353,15 +316,13 @@ class MilvusStore:
                 records = [rows.record(block[i]) for i in np.flatnonzero(sound)]
                 yield Block(records, vectors[sound], self.features([one.id for one in records]))
 
-        copy_to_folder(dest, self.meta, images(), self.bad_files(), self.notes(), self.forgotten())
+        copy_to_folder(dest, self, images(), self.bad_files())
 
-    def verify(self) -> list[str]:
-        try:
-            return [problem for block in self._blocks(ALL) for problem in self._problems(block)]
-        except CoocError as error:
-            return [str(error)]
+    def _problems(self) -> Iterator[str]:
+        for block in self._blocks(ALL):
+            yield from self._problems_of(block)
 
-    def _problems(self, block: list[Row]) -> Iterator[str]:
+    def _problems_of(self, block: list[Row]) -> Iterator[str]:
         for row, good in zip(block, rows.matrix(block, self.meta.dim)[1], strict=True):
             if not good:
                 yield f"{_shown(row)}: the vector is damaged; the next `cooc index` describes the picture again"
@@ -375,7 +336,7 @@ class MilvusStore:
         with server.writing():
             server.change("delete", filter=f'{rows.of_kind(rows.FORGOTTEN)} and text < "{long_ago()}"')
             if self._files is not None:
-                for block in rows.blocks(self._files.contents(), PAGE):
+                for block in blocks(self._files.contents(), PAGE):
                     self._files.remove(set(block) - {row["sha256"] for row in self._in_use(block)})
             now = structures.current(server)
             if (kind := structures.wanted(server, len(self), now.kind)) != now.kind:
@@ -403,14 +364,6 @@ class MilvusStore:
 
     def close(self) -> None:
         self._server.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _in_turn(moves: Mapping[str, str]) -> list[list[str]]:

@@ -173,37 +173,32 @@ class Server:
 
     def read(self, work: Callable[[Connection], _T]) -> _T:
         """What `work` returns, on a connection that nobody else uses meanwhile; tried again if that is lost."""
+
+        def attempt() -> _T:
+            with self._borrowed() as connection:
+                return work(connection)
+
         with self.explained():
-            for pause in (*PAUSES, None):
-                try:
-                    with self._borrowed() as connection:
-                        return work(connection)
-                except psycopg.OperationalError as error:
-                    if pause is None or not _lost(error):
-                        raise
-                    time.sleep(pause)
-        raise AssertionError("the last attempt returns or raises")
+            return _patiently(attempt)
 
     def change(self, work: Callable[[Connection], _T]) -> _T:
         """The same in one transaction of the writer: there as a whole, once, or not at all."""
         done: tuple[str, _T] | None = None  # the transaction that was being committed, and its result
+
+        def attempt() -> _T:
+            nonlocal done
+            connection = self.writer()
+            if done and self._committed(connection, done[0]):
+                return done[1]
+            done = None
+            with connection.transaction():
+                result = work(connection)
+                row = connection.execute("SELECT pg_current_xact_id_if_assigned()::text").fetchone()
+                done = (row[0], result) if row and row[0] else None
+            return result
+
         with self._mutex, self.explained("Nothing of the last change was kept, unless it was just being committed. "):
-            for pause in (*PAUSES, None):
-                try:
-                    connection = self.writer()
-                    if done and self._committed(connection, done[0]):
-                        return done[1]
-                    done = None
-                    with connection.transaction():
-                        result = work(connection)
-                        row = connection.execute("SELECT pg_current_xact_id_if_assigned()::text").fetchone()
-                        done = (row[0], result) if row and row[0] else None
-                    return result
-                except psycopg.OperationalError as error:
-                    if pause is None or not _lost(error):
-                        raise
-                    time.sleep(pause)
-        raise AssertionError("the last attempt returns or raises")
+            return _patiently(attempt)
 
     def writer(self) -> Connection:
         """The connection that holds the lock; a new one if the last was lost, unless another has it by now."""
@@ -280,6 +275,17 @@ class Server:
                     message = f"The server cannot be reached, or went away ({text}). {state}Check the address, and that"
                     raise StoreError(f"{shown}: {message} the server runs; then try again.") from error
             raise StoreError(f"The index at {shown} could not be used ({text}). What was committed is kept.") from error
+
+
+def _patiently(attempt: Callable[[], _T]) -> _T:
+    for pause in PAUSES:
+        try:
+            return attempt()
+        except psycopg.OperationalError as error:
+            if not _lost(error):
+                raise
+            time.sleep(pause)
+    return attempt()
 
 
 def _lost(error: psycopg.OperationalError) -> bool:

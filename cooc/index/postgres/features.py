@@ -6,11 +6,11 @@ stored as they are (EXTERNAL): the server does not try to compress them, and tel
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 
 from cooc.index.postgres.connections import Connection
-from cooc.index.store import FeatureCount
+from cooc.index.postgres.tables import checksum
+from cooc.index.store import Code, FeatureCount, path_text
 
 TABLES = """
 CREATE TABLE features (sha256 bytea PRIMARY KEY, code bytea NOT NULL, checksum bytea NOT NULL);
@@ -45,8 +45,10 @@ def put(connection: Connection, codes: Mapping[str, bytes]) -> None:
         )
 
 
-def checksum(code: bytes) -> bytes:
-    return hashlib.sha256(code).digest()[:8]
+def read(connection: Connection, ids: Iterable[bytes]) -> list[Code]:
+    statement = "SELECT id, path, code, checksum FROM images JOIN features USING (sha256) WHERE id = ANY(%s)"
+    rows = connection.execute(statement, (list(ids),), binary=True)
+    return [Code(i.hex(), path_text(path), code if checksum(code) == kept else None) for i, path, code, kept in rows]
 
 
 def drop_unused(connection: Connection, contents: Iterable[bytes] | None = None) -> None:

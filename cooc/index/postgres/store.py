@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import psycopg
 from psycopg import sql
 
-from cooc.errors import CoocError, InputError, StoreError
+from cooc.errors import InputError, StoreError
 from cooc.index.copying import copy_to_folder
 from cooc.index.postgres import features, tables
 from cooc.index.postgres.connections import Address, Connection, Server
@@ -25,35 +24,34 @@ from cooc.index.postgres.tables import RECORD, WHOLE, checksum, decoded, encoded
 from cooc.index.store import (
     FEATURES_DAMAGED,
     FORMAT,
+    PAGE,
     BadFile,
     Block,
-    Codes,
+    Code,
     FeatureCount,
     Filter,
     Forgotten,
     Record,
     SearchResult,
+    Store,
     StoreMeta,
     Vectors,
-    check_codes,
-    check_engines,
     check_tags,
-    check_vectors,
-    damaged_vector,
+    chosen_codes,
     given_back,
     id_bytes,
     long_ago,
+    moving,
     now,
+    pages,
     path_bytes,
     path_text,
-    warn_of_damage,
 )
 
 log = logging.getLogger("cooc")
 
 DIMENSIONS = 16_000  # that pgvector holds
 PGVECTOR = (0, 8)  # has iterative scans
-PAGE = 1000  # records read at once
 
 _T = TypeVar("_T")
 
@@ -102,19 +100,19 @@ def _require_pgvector(connection: Connection) -> None:
         )
 
 
-class PostgresStore:
+class PostgresStore(Store):
     """`cooc.index.store.Store` in a schema of a database. Threads may share it."""
 
     def __init__(self, address: Address, *, write: bool = False) -> None:
-        self.address = address
+        self.address, self.shown = address, f"the index at {address.shown}"
         self._server = Server(address)
         try:
-            self._format, self.meta = self._read_meta()
+            self._format, self._meta = self._read_meta()
             if write:
                 self._server.become_writer()
                 if self._format < FORMAT:
                     self._server.change(tables.upgrade)
-                    self._format, self.meta = self._read_meta()
+                    self._format, self._meta = self._read_meta()
         except BaseException:
             self._server.close()
             raise
@@ -136,17 +134,11 @@ class PostgresStore:
 
     # changes
 
-    def add(self, records: Sequence[Record], vectors: Vectors, features: Codes | None = None) -> None:
-        self.add_all([Block(records, vectors, features)])
-
     def add_all(self, blocks: Iterable[Block]) -> int:
-        return self._server.change(lambda connection: sum(self._add(connection, *block) for block in blocks))
+        return self._server.change(lambda connection: sum(self._add(connection, block) for block in blocks))
 
-    def _add(self, connection: Connection, records: Sequence[Record], given: Vectors, made: Codes | None = None) -> int:
-        vectors = check_vectors(np.asarray(given), self.meta.dim)
-        if len(records) != len(vectors):
-            raise InputError(f"{len(records)} records came with {len(vectors)} vectors: one for each is needed.")
-        codes = check_codes(self.meta, records, made)
+    def _add(self, connection: Connection, block: Block) -> int:
+        records, vectors, codes = self._checked(block)
         latest = {path_bytes(one.path): row for row, one in enumerate(records)}
         before = self._contents(connection, latest)
         chosen = [records[row] for row in latest.values()]
@@ -184,9 +176,7 @@ class PostgresStore:
         return self._server.change(work)
 
     def rename(self, moves: Mapping[str, str]) -> int:
-        if len(set(moves.values())) < len(moves):
-            raise InputError("Two images cannot be moved to one path.")
-        wanted = {path_bytes(old): new for old, new in moves.items() if old != new}
+        wanted = {path_bytes(old): new for old, new in moving(moves).items()}
 
         def work(connection: Connection) -> int:
             rows = connection.execute(
@@ -248,33 +238,20 @@ class PostgresStore:
         kept = list(tags)
         self._server.change(lambda connection: tables.keep(connection, kept))
 
-    def set_feature_engines(self, engines: str) -> None:
-        if check_engines(self.meta, engines):
-            self._server.change(lambda connection: features.set_engines(connection, engines))
-            self.meta = replace(self.meta, features=engines)
+    def _set_engines(self, engines: str) -> None:
+        self._server.change(lambda connection: features.set_engines(connection, engines))
+        self._meta = replace(self.meta, features=engines)
 
-    def set_features(self, codes: Mapping[str, bytes]) -> int:
-        def work(connection: Connection) -> int:
-            names = [id_bytes(name) for name in codes]
-            statement = f"SELECT {RECORD} FROM images WHERE id = ANY(%s)"
-            found = [record(row) for row in connection.execute(statement, (names,), binary=True)]
-            features.put(connection, check_codes(self.meta, found, [codes[one.id] for one in found]))
-            return len(found)
-
-        return self._server.change(work)
+    def _set_features(self, codes: Mapping[str, bytes]) -> None:
+        self._server.change(lambda connection: features.put(connection, codes))
 
     def _count(self, statement: str, *values: object) -> int:
         return self._server.change(lambda connection: connection.execute(statement, values).rowcount)
 
     # questions
 
-    def get(self, ids: Sequence[str]) -> list[Record | None]:
-        found = {one.id: one for one in self._records("id = ANY(%s)", [id_bytes(name) for name in ids])}
-        return [found.get(name) for name in ids]
-
-    def find(self, paths: Sequence[str]) -> list[Record | None]:
-        found = {r.path: r for r in self._records("path = ANY(%s)", [path_bytes(path) for path in paths])}
-        return [found.get(path) for path in paths]
+    def _images(self, field: str, values: list[bytes]) -> list[Record]:
+        return self._records(f"{field} = ANY(%s)", values)
 
     def by_sha256(self, sha256: str) -> list[Record]:
         return self._records("sha256 = %s ORDER BY path", bytes.fromhex(sha256))
@@ -283,18 +260,14 @@ class PostgresStore:
         self, where: Filter | None = None, after: str | None = None, limit: int | None = None
     ) -> Iterator[Record]:
         condition, values = matching(where)
-        last = b"" if after is None else path_bytes(after)
-        while limit is None or limit > 0:
-            size = PAGE if limit is None else min(PAGE, limit)
-            page = self._records(f"path > %s AND {condition} ORDER BY path LIMIT %s", last, *values, size)
-            yield from page
-            if len(page) < size:
-                return
-            last = path_bytes(page[-1].path)
-            limit = None if limit is None else limit - size
+
+        def page(last: bytes, size: int) -> list[Record]:
+            return self._records(f"path > %s AND {condition} ORDER BY path LIMIT %s", last, *values, size)
+
+        return pages(page, after, limit)
 
     def bad_files(self) -> Iterator[BadFile]:
-        yield from _pages(lambda last: self._read(lambda connection: tables.bad_page(connection, last, PAGE)))
+        return pages(lambda last, size: self._read(lambda connection: tables.bad_page(connection, last, size)))
 
     def notes(self) -> dict[str, Any]:
         rows = self._rows("SELECT name, json FROM notes") if self._format >= 3 else []
@@ -310,54 +283,30 @@ class PostgresStore:
         rows = self._rows(f"SELECT path FROM images LEFT JOIN vectors USING (id) WHERE {condition} ORDER BY path")
         return (path_text(path) for (path,) in rows)
 
-    def vectors(self, ids: Sequence[str]) -> Vectors:
-        names = [id_bytes(name) for name in ids]
+    def _vectors(self, ids: set[bytes]) -> dict[str, tuple[str, Vectors | None]]:
         kept = "checksum" if self._format >= 3 else "NULL"
         statement = f"SELECT id, path, vector, {kept} FROM images LEFT JOIN vectors USING (id) WHERE id = ANY(%s)"
-        found = {name: (path, data, kept) for name, path, data, kept in self._rows(statement, list(set(names)))}
-        if missing := [name for name in names if name not in found]:
-            raise InputError(
-                f"There is no image {missing[0].hex()} in the index at {self.address.shown}: search again."
-            )
-        bad = {n.hex(): path_text(path) for n, (path, data, kept) in found.items() if not data or not whole(data, kept)}
-        if bad:
-            raise damaged_vector(f"the index at {self.address.shown}", bad)
-        return decoded([found[name][1] for name in names], self.meta.dim)
+        found = self._rows(statement, list(ids))
+        good = {name: data for name, _, data, kept in found if data and whole(data, kept)}
+        vectors = dict(zip(good, decoded(list(good.values()), self.meta.dim), strict=True))
+        return {name.hex(): (path_text(path), vectors.get(name)) for name, path, *_ in found}
 
-    def features(self, ids: Sequence[str]) -> list[bytes | None]:
-        return self._read(lambda connection: self._features(connection, ids))
-
-    def _features(self, connection: Connection, ids: Sequence[str]) -> list[bytes | None]:
-        names = [id_bytes(name) for name in ids]
-        if not self.meta.features:
-            return [None] * len(names)
-        statement = "SELECT id, path, code, checksum FROM images JOIN features USING (sha256) WHERE id = ANY(%s)"
-        rows = connection.execute(statement, (list(set(names)),), binary=True).fetchall()
-        good = {name: code for name, _, code, kept in rows if features.checksum(code) == kept}
-        warn_of_damage(path_text(path) for name, path, *_ in rows if name not in good)
-        return [good.get(name) for name in names]
+    def _codes(self, ids: set[bytes]) -> list[Code]:
+        return self._read(lambda connection: features.read(connection, ids))
 
     def without_features(self, *, check: bool = False) -> Iterator[Record]:
         if not self.meta.features:
             yield from self.records()
             return
-        last = b""
-        while page := self._records(f"path > %s AND {features.HAS_NONE} ORDER BY path LIMIT %s", last, PAGE):
-            yield from page
-            last = path_bytes(page[-1].path)
+        condition = f"path > %s AND {features.HAS_NONE} ORDER BY path LIMIT %s"
+        yield from pages(lambda last, size: self._records(condition, last, size))
         if check:
             yield from self._records(f"sha256 IN (SELECT sha256 FROM features WHERE {features.DAMAGED}) ORDER BY path")
 
-    def count_features(self) -> FeatureCount:
-        return self._read(features.count) if self.meta.features else FeatureCount(0, 0)
+    def _count_features(self) -> FeatureCount:
+        return self._read(features.count)
 
-    def search(
-        self, queries: Vectors, k: int, *, where: Filter | None = None, exact: bool | None = None
-    ) -> SearchResult:
-        queries = check_vectors(np.asarray(queries), self.meta.dim)
-        if k < 1:
-            raise InputError(f"k must be at least 1, not {k}.")
-
+    def _search(self, queries: Vectors, k: int, where: Filter | None, exact: bool | None) -> SearchResult:
         def work(connection: Connection) -> Any:
             with connection.transaction():
                 return self._nearest.search(connection, queries, k, where, bool(exact))
@@ -386,20 +335,18 @@ class PostgresStore:
                     if not whole(row[-2], row[-1]):
                         log.warning("%s is not copied: its vector is damaged.", _shown(row[0]))
                 records = [record(row[:-2]) for row in good]
-                codes = self._features(connection, [one.id for one in records])
-                yield Block(records, decoded([row[-2] for row in good], self.meta.dim), codes)
+                names = [one.id for one in records]
+                found = features.read(connection, map(id_bytes, names)) if self.meta.features else ()
+                yield Block(records, decoded([row[-2] for row in good], self.meta.dim), chosen_codes(names, found))
 
         with self._server.explained(), self._server.connect() as connection, connection.transaction():
-            bad = _pages(lambda last: tables.bad_page(connection, last, PAGE))
-            copy_to_folder(dest, self.meta, images(connection), bad, self.notes(), self.forgotten())
+            bad = pages(lambda last, size: tables.bad_page(connection, last, size))
+            copy_to_folder(dest, self, images(connection), bad)
 
-    def verify(self) -> list[str]:
-        try:
-            return self._read(self._verify)
-        except CoocError as error:
-            return [str(error)]
+    def _problems(self) -> list[str]:
+        return self._read(self._problems_seen)
 
-    def _verify(self, connection: Connection) -> list[str]:
+    def _problems_seen(self, connection: Connection) -> list[str]:
         again = "the next `cooc index` describes the picture again"
         harmed = f"NOT {WHOLE} OR " if self._format >= 3 else ""
         with connection.transaction():
@@ -448,14 +395,6 @@ class PostgresStore:
     def close(self) -> None:
         self._server.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # how it works
 
     def _read(self, work: Callable[[Connection], _T]) -> _T:
@@ -466,13 +405,6 @@ class PostgresStore:
 
     def _records(self, condition: str, *values: object) -> list[Record]:
         return [record(row) for row in self._rows(f"SELECT {RECORD} FROM images WHERE {condition}", *values)]
-
-
-def _pages(page: Callable[[bytes], list[BadFile]]) -> Iterator[BadFile]:
-    last = b""
-    while files := page(last):
-        yield from files
-        last = path_bytes(files[-1].path)
 
 
 def _shown(path: bytes) -> str:
