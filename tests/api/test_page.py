@@ -388,3 +388,10 @@ def test_a_swipe_scrolls_and_a_long_press_draws(visit: Visit) -> None:
     touch(session, "touchEnd")
     moved = page.locator(".box").evaluate("b => parseFloat(b.style.left)")
     assert moved == pytest.approx(30, abs=3)
+
+
+def test_the_question_for_the_token(visit: Visit, search: ImageSearch) -> None:
+    settings = Settings(token="a token of more than sixteen characters")
+    with serving(create_app(search, settings)) as address, visit(address, calm=False, **HAND) as page:
+        expect(page.get_by_role("dialog")).to_be_visible()
+        check(page)
