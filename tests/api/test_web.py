@@ -451,8 +451,11 @@ def test_updating_the_index(visit: Visit, tmp_path: Path) -> None:
     ):
         names(page)
         photo("animals/cat", 90).rotate(20).save(tmp_path / "new.jpg")
+        (tmp_path / "bad.jpg").write_text("no picture")
         page.get_by_role("button", name="Update the index").click()
         expect(page.locator("#collection")).to_contain_text("19 pictures")
+        expect(page.locator("#notice")).to_contain_text("Files that were left out: 1.")
+        expect(page.locator("#notice li")).to_have_text(re.compile("^bad.jpg: .*not a picture"))
 
 
 def test_api_page(visit: Visit, address: str) -> None:
