@@ -28,6 +28,7 @@ from cooc.errors import CoocError, InputError
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the upright, full-size picture
 Image = str | os.PathLike[str] | bytes  # a file, or what is in one
+Part = tuple[str, bytes] | tuple[str, bytes, str]  # of a form: name, content, name of the file
 
 PREFIX = "/api/v1"
 AGAIN = (429, 503)  # what is answered when there is too much to do
@@ -97,7 +98,20 @@ class Status(TypedDict):
     features: str
     with_features: int
     folders: list[str]
+    writable: bool
+    urls: bool
+    keep_seconds: float
     version: str
+
+
+class FileProblem(TypedDict):
+    path: str
+    reason: str
+
+
+class Added(TypedDict):
+    pictures: list[Picture]
+    problems: list[FileProblem]
 
 
 class Indexing(TypedDict):
@@ -109,8 +123,12 @@ class Indexing(TypedDict):
     unchanged: int
     moved: int
     removed: int
+    copied: int
     bad: int
+    failed: int
     seconds: float
+    job: int
+    problems: list[FileProblem]
     message: str | None
 
 
@@ -167,6 +185,16 @@ class Client:
         query = dict(options) | ({"box": _corners(box)} if box else {})
         return cast(Results, self._json("GET", f"images/{quote(id)}/similar", query))
 
+    def search_vector(self, vector: Iterable[float], **options: Unpack[Options]) -> Results:
+        """By a vector of the index's descriptor."""
+        body = {"vector": [float(value) for value in vector]}
+        return cast(Results, self._json("POST", "search/vector", dict(options), body=body))
+
+    def search_url(self, url: str, box: Box | None = None, **options: Unpack[Options]) -> Results:
+        """By a picture in the web, which the server fetches if it may (`cooc serve --allow-url`)."""
+        body = {"url": url} | ({"box": _corners(box)} if box else {})
+        return cast(Results, self._json("POST", "search/url", dict(options), body=body))
+
     def duplicates(self, threshold: float | None = None, limit: int = 50, **where: Unpack[Where]) -> Groups:
         """Groups of copies."""
         query = dict(where) | {"limit": limit} | ({} if threshold is None else {"threshold": threshold})
@@ -202,6 +230,11 @@ class Client:
         return {one["tag"]: one["pictures"] for one in self._json("GET", "tags")["tags"]}
 
     # changes, where the server allows them
+
+    def add(self, files: Iterable[str | os.PathLike[str]], folder: str = "") -> Added:
+        """Files into a folder of the collection, and into the index; a name that is taken gets a number."""
+        parts = [("image", _content(one), Path(one).name) for one in files]
+        return cast(Added, self._json("POST", "images", parts=[*parts, ("folder", folder.encode())]))
 
     def tag(self, ids: Iterable[str], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int:
         """How many pictures were given tags, or lost some."""
@@ -255,7 +288,7 @@ class Client:
         query: dict[str, Any] | None = None,
         *,
         body: dict[str, Any] | None = None,
-        parts: Sequence[tuple[str, bytes]] | None = None,
+        parts: Sequence[Part] | None = None,
     ) -> bytes:
         words = {
             name: str(value).lower() if isinstance(value, bool) else value for name, value in (query or {}).items()
@@ -301,12 +334,13 @@ def _corners(box: Box | None) -> str:
     return "" if box is None else ",".join(f"{value:.6f}".rstrip("0").rstrip(".") for value in box)
 
 
-def _form(parts: Sequence[tuple[str, bytes]]) -> tuple[bytes, str]:
-    """multipart/form-data: pictures as files."""
+def _form(parts: Sequence[Part]) -> tuple[bytes, str]:
+    """multipart/form-data: pictures as files, with the names that they have."""
     boundary = uuid.uuid4().hex
     lines = []
-    for name, value in parts:
-        file = '; filename="picture"\r\nContent-Type: application/octet-stream' if name == "image" else ""
+    for name, value, *given in parts:
+        called = "".join(quote(one) if one in '"\r\n' else one for one in (given or ["picture"])[0])
+        file = f'; filename="{called}"\r\nContent-Type: application/octet-stream' if name == "image" else ""
         lines.append(f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + value)
     return b"\r\n".join([*lines, f"--{boundary}--\r\n".encode()]), f"multipart/form-data; boundary={boundary}"
 

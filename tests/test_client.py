@@ -113,6 +113,21 @@ def test_changes(app: FastAPI, server: Client) -> None:
     assert error.value.status == 409
 
 
+def test_vectors_addresses_and_new_pictures(app: FastAPI, server: Client, tmp_path: Path) -> None:
+    search = app.state.services.search
+    first, *_ = server.pictures(folder="animals")
+    vector = search.vectors([first["id"]])[0]
+    assert server.search_vector(vector, k=1)["matches"][0]["id"] == first["id"]
+    with pytest.raises(ServerError, match="--allow-url"):
+        server.search_url("http://example.org/a.jpg", (0, 0, 9, 9))
+    photo("people/astronaut", 90).save(tmp_path / 'an "odd" näme.png')
+    (tmp_path / "bad.jpg").write_text("no picture")
+    added = server.add([tmp_path / 'an "odd" näme.png', tmp_path / "bad.jpg"], "new")
+    assert [one["path"] for one in added["pictures"]] == ["new/an %22odd%22 näme.png"]  # as browsers send it
+    assert [one["path"] for one in added["problems"]] == ["bad.jpg"]
+    assert server.remove([added["pictures"][0]["id"]], files=True) == 1
+
+
 def test_errors_are_the_servers_words(url: str, server: Client, tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"token.*\(401") as error:
         Client(url, "another token of sixteen").status()
@@ -179,6 +194,8 @@ SHAPES = {
     client.Results: "ResultsOut",
     client.Groups: "GroupsOut",
     client.Status: "StatusOut",
+    client.FileProblem: "FileProblem",
+    client.Added: "Added",
     client.Indexing: "IndexingOut",
 }
 PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null", list: "array"}
@@ -217,7 +234,7 @@ def test_what_is_sent_is_what_the_schema_takes(app: FastAPI, monkeypatch: pytest
     def bytes_(
         self: Client, method: str, path: str, query: Any = None, *, body: Any = None, parts: Any = None
     ) -> bytes:
-        sent.append((method, path, query or {}, body or dict(parts or [])))
+        sent.append((method, path, query or {}, body or {part[0]: part[1] for part in parts or []}))
         page = {"pictures": [], "next_after": None, "tags": [], "changed": 0, "state": "idle"}
         return json.dumps(page).encode()
 
@@ -230,6 +247,8 @@ def test_what_is_sent_is_what_the_schema_takes(app: FastAPI, monkeypatch: pytest
     a.status()
     a.search(b"data", box, **where, **how)
     a.similar(b, box, **where, **how)
+    a.search_vector([1.0], **where, **how)
+    a.search_url("http://example.org/a.jpg", box, **where, **how)
     a.duplicates(0.9, 9, **where)
     list(a.pictures(9, **where))
     a.picture(b)
@@ -237,6 +256,7 @@ def test_what_is_sent_is_what_the_schema_takes(app: FastAPI, monkeypatch: pytest
     a.thumbnail(b, 640)
     a.zip([b])
     a.tags()
+    a.add([__file__], "f")
     a.tag([b], ["x"], ["y"])
     a.mark(b, [b], "right", box=box, scores=[0.5])
     a.remove([b], files=True)
