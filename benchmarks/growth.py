@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from cooc.index import create_store, open_store
-from cooc.index.store import Record, StoreMeta, Vectors
+from cooc.index.records import Record, StoreMeta
+from cooc.index.store import Vectors
 from cooc.provenance import provenance
 
 __all__ = ["grow", "run_growth"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.synthetic import Vectors, blocks, make_index, record
 from cooc.errors import UnknownNameError
 from cooc.index import create_store, open_store
-from cooc.index.store import StoreMeta
+from cooc.index.records import StoreMeta
 
 __all__ = ["measure_search"]
 

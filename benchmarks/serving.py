@@ -32,7 +32,7 @@ from benchmarks.synthetic import make_index, picture
 from cooc.errors import CoocError
 from cooc.files import write_whole
 from cooc.image_search import ImageSearch
-from cooc.index.store import Record
+from cooc.index.records import Record
 from cooc.provenance import provenance
 
 __all__ = ["Options", "run_serving", "write_serving"]

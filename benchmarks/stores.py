@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from benchmarks.synthetic import Vectors, blocks, clustered, record
 from cooc.index import create_store, is_folder, open_store
-from cooc.index.store import Filter, Store, StoreMeta
+from cooc.index.records import Filter, StoreMeta
+from cooc.index.store import Store
 
 __all__ = ["engine_name", "measure_store"]
 

@@ -17,7 +17,7 @@ from PIL import Image
 from cooc.errors import InputError
 from cooc.image_search import ImageSearch
 from cooc.index import create_store
-from cooc.index.store import Record, StoreMeta
+from cooc.index.records import Record, StoreMeta
 from cooc.vectors import unit_rows
 
 __all__ = ["Made", "blocks", "clustered", "make_index", "picture", "record"]

@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cooc.files import write_whole
+from cooc.index.inverted import Inverted
 from cooc.verification.engines import KEPT, LONGEST, QUERY, extract
 from cooc.verification.features import LocalFeatures
 from cooc.verification.probability import Calibration, fit_calibration, reliability
 from cooc.verification.verifier import verify
+from cooc.verification.words import ENGINE, Signature, signatures
 
 __all__ = ["Row", "alarms", "fit", "flat_recall", "found_first", "hardest", "judge", "measured"]
 
@@ -160,8 +162,33 @@ def found_first(rows: Sequence[Row], order: Callable[[Row], float]) -> float | N
     return _share(max(part, key=order).same for part in _by_query(rows))
 
 
-def flat_recall(rows: Sequence[Row], vectors: Vectors, others: NDArray[np.float32]) -> dict[str, Any]:
-    """Recall at 1 by the vector, by geometry over all pictures of the kind, and over a shortlist among `others` too."""
+def words_of(folder: Path, cache: Path) -> tuple[Mapping[str, Signature], Mapping[str, Signature]]:
+    """The visual words of a kind's pictures, and of its queries."""
+    truth = json.loads((folder / "ground_truth.json").read_text())
+    pictures, queries = truth["database"], [query["image"] for query in truth["queries"]]
+    kept = signatures([[_features(folder, name, ENGINE, cache, KEPT)] for name in pictures])
+    asked = signatures([[_features(folder, name, ENGINE, cache, QUERY)] for name in queries])
+    return dict(zip(pictures, kept, strict=True)), dict(zip(queries, asked, strict=True))
+
+
+def first_by_words(
+    pictures: Mapping[str, Signature], queries: Mapping[str, Signature], others: Sequence[Signature], k: int
+) -> dict[str, set[str]]:
+    """Of each query the pictures of the kind that are among the first k, `others` included."""
+    names = list(pictures)
+    everything = [*pictures.values(), *others]
+    index = Inverted.of((number.to_bytes(16), one) for number, one in enumerate(everything))
+    found = {query: [int(name, 16) for name in index.search(one, k)] for query, one in queries.items()}
+    return {query: {names[n] for n in numbers if n < len(names)} for query, numbers in found.items()}
+
+
+def flat_recall(
+    rows: Sequence[Row], vectors: Vectors, others: NDArray[np.float32], by_words: Mapping[str, set[str]]
+) -> dict[str, Any]:
+    """Recall at 1 by the vector, by geometry over all pictures of the kind, and over a shortlist among `others` too.
+
+    `by_words` are the first 50 of each query by visual words, which a search joins with the first 50 by vector.
+    """
     present = [part for part in _by_query(rows) if any(row.same for row in part)]
     report: dict[str, Any] = {"queries": len(present), "distractors": len(others)}
     ranked = []  # for each query its rows, each with the place of its picture by cosine
@@ -179,6 +206,13 @@ def flat_recall(rows: Sequence[Row], vectors: Vectors, others: NDArray[np.float3
             bool(part) and max(part, key=lambda r: (r.inliers, vectors[r.picture] @ vectors[r.query])).same
             for part in near
         )
+    both = [[row for row, place in part if place < 50 or row.picture in by_words[row.query]] for part in ranked]
+    report["in the first 50 by words"] = _share(
+        any(row.same and row.picture in by_words[row.query] for row, _ in part) for part in ranked
+    )
+    report["geometry over the first 50 by vector and 50 by words"] = _share(
+        bool(part) and max(part, key=lambda r: (r.inliers, vectors[r.picture] @ vectors[r.query])).same for part in both
+    )
     return report
 
 

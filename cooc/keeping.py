@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 
 from cooc.errors import CoocError
-from cooc.index.store import Record
+from cooc.index.records import Record
 from cooc.pictures import Collection
 from cooc.pictures.decode import load_image
 

@@ -25,9 +25,10 @@ from cooc.activations import resolve_device
 from cooc.errors import CoocError, InputError, StoreMissingError, UnknownNameError
 from cooc.index import create_store, is_folder, open_store
 from cooc.index.engine import Here
+from cooc.index.records import StoreMeta
 from cooc.index.report import Progress, Report
 from cooc.index.shortlist import Options, Results, find_matches
-from cooc.index.store import Store, StoreMeta
+from cooc.index.store import Store
 from cooc.index.sync import add_files
 from cooc.pictures import Collection
 from cooc.pictures.batches import Item

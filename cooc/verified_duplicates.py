@@ -29,8 +29,9 @@ import cv2
 import numpy as np
 
 from cooc.index.inverted import Inverted
+from cooc.index.records import Filter, Record
 from cooc.index.shortlist import NEAR_DUPLICATE, Groups, neighbours
-from cooc.index.store import Filter, Record, Store
+from cooc.index.store import Store
 from cooc.verification.agreement import Agreement
 from cooc.verification.features import LocalFeatures, unpack
 from cooc.verification.transforms import local_maps, project

@@ -16,27 +16,20 @@ import numpy as np
 
 from cooc.errors import StoreError, StoreMissingError
 from cooc.index.copying import copy_to_folder
-from cooc.index.store import (
+from cooc.index.records import (
     BadFile,
-    Block,
-    Code,
-    FeatureCount,
     Filter,
     Forgotten,
     Record,
-    SearchResult,
-    Store,
     StoreMeta,
-    Vectors,
-    check_tags,
     given_back,
     id_bytes,
     long_ago,
-    moving,
     now,
     path_bytes,
     several,
 )
+from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Vectors, moving
 
 
 @dataclass
@@ -146,13 +139,11 @@ class Memory(Store):
                 new.images[path] = replace(new.images[path][0], mtime_ns=time), new.images[path][1]
             return len(known)
 
-    def tag(self, ids: Iterable[str], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int:
-        more, less = frozenset(several(add)), frozenset(several(remove))
-        check_tags(more | less)
+    def _tag(self, ids: list[bytes], add: frozenset[str], remove: frozenset[str]) -> int:
         with self._change() as new:
-            found = [record for record in self.get(list(several(ids))) if record is not None]
+            found = self._images("id", ids)
             for record in found:
-                changed = replace(record, tags=(record.tags - less) | more)
+                changed = replace(record, tags=(record.tags - remove) | add)
                 new.images[record.path] = changed, new.images[record.path][1]
             return len(found)
 

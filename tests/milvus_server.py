@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cooc.index.store import Record
+from cooc.index.records import Record
 
 SPARE = 8  # collections that are made before they are asked for
 DIM = 16  # of their vectors

@@ -28,7 +28,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from cooc.index.store import Record
+from cooc.index.records import Record
 from tests.milvus_server import Milvus, MilvusLite, free_port
 
 

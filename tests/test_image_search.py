@@ -22,8 +22,8 @@ from cooc.image_search import ImageSearch
 from cooc.index import calibration, create_store
 from cooc.index.calibration import Calibration
 from cooc.index.export import export_index
+from cooc.index.records import Filter, Record, StoreMeta
 from cooc.index.shortlist import find_duplicates
-from cooc.index.store import Filter, Record, StoreMeta
 from cooc.reranking import alpha_expansion, average_expansion, database_augmentation, rank, rerank
 from tests.tiny import RECIPE, descriptor, make_descriptor, write_photos
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageFilter
 
-from cooc.index.store import Record
+from cooc.index.records import Record
 from cooc.keeping import Choice, choose
 from cooc.pictures import open_collection
 from tests.verification.pictures import photo

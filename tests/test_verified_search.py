@@ -13,7 +13,7 @@ from PIL import Image
 
 from cooc.errors import InputError
 from cooc.image_search import ImageSearch
-from cooc.index.store import Filter
+from cooc.index.records import Filter
 from cooc.verification.transforms import project
 from tests.tiny import RECIPE, descriptor, write_photos
 from tests.verification.pictures import PHOTOS, SLANTED, photo, turned, warp

@@ -13,7 +13,17 @@ import typer
 from numpy.typing import NDArray
 
 from benchmarks.commands.index import ResultsOption, _write
-from benchmarks.verification import Row, alarms, fit, flat_recall, judge, measured, probability
+from benchmarks.verification import (
+    Row,
+    alarms,
+    first_by_words,
+    fit,
+    flat_recall,
+    judge,
+    measured,
+    probability,
+    words_of,
+)
 from cooc.cli import out
 from cooc.errors import InputError
 from cooc.files import write_whole
@@ -94,7 +104,10 @@ def verify_flat(
         if kind not in known:
             raise InputError(f"--vectors has no {kind}.npz: describe the pictures of that folder first.")
         others = [v for name, part in known.items() if name != kind for v in part.values()]
-        rows[kind] = flat_recall(measured(data / kind, engine, cache), known[kind], np.array(others))
+        pictures, queries = words_of(data / kind, cache)
+        far = [one for name in known if name != kind for part in words_of(data / name, cache) for one in part.values()]
+        words = first_by_words(pictures, queries, far, 50)
+        rows[kind] = flat_recall(measured(data / kind, engine, cache), known[kind], np.array(others), words)
         out.print(kind, rows[kind], markup=False)
     found = {"engine": engine, "recipe": "paper-linear", "kinds": rows}
     _write(found | provenance("cpu"), results / "verification-flat.json")

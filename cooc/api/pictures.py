@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from cooc.api.schemas import shown
 from cooc.errors import ImageError
 from cooc.image_search import ImageSearch
-from cooc.index.store import Record
+from cooc.index.records import Record
 from cooc.pictures import Folder
 from cooc.pictures.decode import Picture, image_info
 from cooc.pictures.decoders import Decoders

@@ -10,9 +10,9 @@ from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from cooc.explanation.shares import Explanation, Shares
+from cooc.index.records import Filter, Record
 from cooc.index.report import Report
 from cooc.index.shortlist import Match, Results
-from cooc.index.store import Filter, Record
 from cooc.pictures.boxes import Box
 from cooc.verification.agreement import Agreement
 from cooc.verification.probability import same_thing

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from cooc.api.settings import Settings
 from cooc.image_search import ImageSearch
-from cooc.index.store import Record
+from cooc.index.records import Record
 from cooc.pictures import Folder
 
 __all__ = ["Writer", "check_change"]

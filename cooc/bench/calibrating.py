@@ -27,7 +27,7 @@ from cooc.errors import CoocError, DatasetError, InputError
 from cooc.evaluation import PROTOCOLS
 from cooc.image_search import ImageSearch
 from cooc.index.calibration import Calibration, Scored, calibrate, judge
-from cooc.index.store import Record
+from cooc.index.records import Record
 from cooc.pictures.batches import Item
 from cooc.pictures.boxes import Box
 

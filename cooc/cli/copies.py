@@ -24,7 +24,7 @@ from cooc.errors import PARTIAL, InputError, MachineError, counted
 
 if TYPE_CHECKING:
     from cooc.image_search import ImageSearch
-    from cooc.index.store import Record
+    from cooc.index.records import Record
     from cooc.keeping import Choice
 
 

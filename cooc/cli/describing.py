@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cooc.descriptor import Descriptor
     from cooc.pictures.boxes import Box
 
-DEFAULT = "resnet-gem"  # of a quality that the tests compare
+DEFAULT = "paper-linear"  # of commands that show the paper; a new index has a quality instead
 WIDE = 140  # columns of a table that goes into a file or a pipe
 FITTED = 512  # vectors that a whitening is given at once
 FEW = 32  # pictures: for no more than that, starting worker processes costs more time than they save

@@ -20,8 +20,8 @@ from cooc.errors import PARTIAL, ImageError, InputError
 if TYPE_CHECKING:
     from cooc.cli.showing import Answer
     from cooc.image_search import ImageSearch
+    from cooc.index.records import Filter
     from cooc.index.shortlist import Match
-    from cooc.index.store import Filter
     from cooc.pictures.boxes import Box
     from cooc.pictures.decode import Picture
 
@@ -131,7 +131,7 @@ def search(
 
 
 def _filter(folder: str, taken_from: str, taken_to: str, tags: list[str] | None) -> Filter | None:
-    from cooc.index.store import Filter
+    from cooc.index.records import Filter
 
     where = Filter(folder or None, taken_from or None, taken_to or None, frozenset(tags or ()))
     return None if where == Filter() else where

@@ -27,6 +27,7 @@ from cooc.errors import ImageError, InputError
 from cooc.image_search.changing import ChangingIndex
 from cooc.image_search.opening import DEFAULT_FEATURES, DEFAULT_QUALITY, QUALITIES, Quality, Status
 from cooc.index.away import which_are_away
+from cooc.index.records import Filter, Record, id_bytes
 from cooc.index.report import Report
 from cooc.index.shortlist import (
     NEAR_DUPLICATE,
@@ -38,7 +39,7 @@ from cooc.index.shortlist import (
     find_matches,
     unit,
 )
-from cooc.index.store import Filter, Record, Vectors, id_bytes
+from cooc.index.store import Vectors
 from cooc.pictures.boxes import Box, check_box
 from cooc.pictures.decode import image_info, is_picture, load_view
 from cooc.recipes import no_network

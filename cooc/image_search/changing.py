@@ -31,8 +31,9 @@ from cooc.index.copying import restore, take_over
 from cooc.index.engine import Engine, Here
 from cooc.index.given import Given
 from cooc.index.importing import Exported, import_index
+from cooc.index.records import FORMAT, Filter, StoreMeta, several
 from cooc.index.report import Progress, Report, Stop
-from cooc.index.store import FORMAT, Filter, StoreMeta, blocks, several
+from cooc.index.store import blocks
 from cooc.pictures import open_collection
 from cooc.recipes import GIVEN, DescriptorConfig, find_recipe
 from cooc.verification.extraction import Extraction

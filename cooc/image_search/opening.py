@@ -18,7 +18,8 @@ from cooc.errors import InputError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
 from cooc.index.away import away_folders
 from cooc.index.inverted import Inverted
-from cooc.index.store import Filter, Record, Store, StoreMeta, Vectors, check_same, several
+from cooc.index.records import Filter, Record, StoreMeta, check_same, several
+from cooc.index.store import Store, Vectors
 from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.decode import Picture
 from cooc.recipes import DescriptorConfig, find_recipe

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from cooc.errors import InputError, UnknownNameError
-from cooc.index.store import Store, StoreMeta
+from cooc.index.records import StoreMeta
+from cooc.index.store import Store
 
 __all__ = ["ENGINES", "create_store", "is_folder", "open_store", "without_password"]
 

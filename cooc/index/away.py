@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from cooc.errors import counted
-from cooc.index.store import Filter, Store, now
+from cooc.index.records import Filter, now
+from cooc.index.store import Store
 from cooc.pictures import Collection, Entry
 
 AWAY, MOUNTS = "away", "mounts"

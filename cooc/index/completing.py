@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 from cooc.errors import CoocError
 from cooc.index.engine import FEW, Extraction
+from cooc.index.records import Record
 from cooc.index.report import Progress, Report, Stop
 from cooc.index.run import Run
-from cooc.index.store import Record, Store
+from cooc.index.store import Store
 from cooc.pictures import Collection
 from cooc.pictures.batches import Item, decode, default_workers
 from cooc.pictures.faults import blame

@@ -14,7 +14,8 @@ from cooc.index import create_store, is_folder, open_store, without_password
 from cooc.index.embedded import store as embedded
 from cooc.index.embedded.database import explained, show
 from cooc.index.embedded.swapping import put_in_place
-from cooc.index.store import BadFile, Block, Filter, Forgotten, Store, blocks, intact, now
+from cooc.index.records import BadFile, Filter, Forgotten, now
+from cooc.index.store import Block, Store, blocks, intact
 
 BLOCK = 1000  # images at a time
 

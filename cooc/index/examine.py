@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from cooc.errors import CoocError, UnreadableError
-from cooc.index.store import Record
+from cooc.index.records import Record
 from cooc.pictures import Collection, Entry
 from cooc.pictures.child_process import start
 from cooc.pictures.decode import ImageInfo, Picture, image_info

@@ -20,7 +20,8 @@ import numpy as np
 from cooc.errors import InputError
 from cooc.files import replacing
 from cooc.index.copying import intact_blocks
-from cooc.index.store import Block, Filter, Record, Store, StoreMeta, path_bytes
+from cooc.index.records import Filter, Record, StoreMeta, path_bytes
+from cooc.index.store import Block, Store
 
 FORMATS = (".npy", ".parquet")
 

@@ -21,7 +21,8 @@ import numpy as np
 
 from cooc.errors import CoocError, InputError
 from cooc.index.export import check_format, parquet
-from cooc.index.store import FORMAT, STORAGES, Block, Record, Store, StoreMeta, Vectors, check_vectors, path_text
+from cooc.index.records import FORMAT, STORAGES, Record, StoreMeta, path_text
+from cooc.index.store import Block, Store, Vectors, check_vectors
 
 BLOCK = 1000  # images at a time
 DIMENSIONS = 1 << 16

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.errors import InputError
-from cooc.index.store import Store, blocks, id_bytes
+from cooc.index.records import id_bytes
+from cooc.index.store import Store, blocks
 from cooc.verification.features import unpack
 from cooc.verification.words import WORDS, Signature, signatures, similarity
 

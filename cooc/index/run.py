@@ -14,8 +14,9 @@ import numpy as np
 
 from cooc.errors import CoocError, MachineError, StoreError
 from cooc.index.engine import Made
+from cooc.index.records import BadFile, Record
 from cooc.index.report import Problem, Progress, Report, Stop
-from cooc.index.store import BadFile, Record, Store
+from cooc.index.store import Store
 from cooc.pictures import Collection
 from cooc.pictures.faults import is_machine
 

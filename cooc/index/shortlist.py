@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from cooc.errors import InputError, UnknownNameError
 from cooc.index.calibration import THRESHOLD, Calibration
-from cooc.index.store import Filter, Record, Store, Vectors, blocks, intact
+from cooc.index.records import Filter, Record
+from cooc.index.store import Store, Vectors, blocks, intact
 from cooc.reranking import EXPANSIONS, RERANKERS, alpha_expansion, expand, rerank
 from cooc.verification.agreement import Agreement
 

@@ -31,9 +31,10 @@ from cooc.errors import (
 from cooc.index.away import Absence, inside
 from cooc.index.engine import Engine, Made, Vector
 from cooc.index.examine import CHANGED, Candidate, Examined
+from cooc.index.records import BadFile, Filter, Record
 from cooc.index.report import Problem, Progress, Report, Stop
 from cooc.index.run import FAILURES, Run
-from cooc.index.store import BadFile, Filter, Record, Store
+from cooc.index.store import Store
 from cooc.pictures import Collection, Entry
 from cooc.pictures.faults import blame
 

@@ -42,8 +42,8 @@ from cooc.cli import app as commands
 from cooc.errors import InputError
 from cooc.image_search import ImageSearch
 from cooc.index.calibration import Calibration
+from cooc.index.records import Filter
 from cooc.index.shortlist import NEAR_DUPLICATE
-from cooc.index.store import Filter
 from cooc.pictures.decoders import Decoders
 from cooc.reranking import EXPANSIONS, RERANKERS
 from cooc.verified_duplicates import LEAST

@@ -27,7 +27,7 @@ from cooc.api.routes import ROUTERS
 from cooc.api.services import Services, _changing
 from cooc.bench.marks import kept_marks
 from cooc.image_search import ImageSearch
-from cooc.index.store import Filter
+from cooc.index.records import Filter
 from tests.serving import descriptor, encoded, make_index, photo, serving, write_collection
 from tests.shell import Shell
 

@@ -22,7 +22,7 @@ from cooc.errors import InputError
 from cooc.image_search import ImageSearch
 from cooc.index import calibration, create_store, open_store
 from cooc.index.calibration import NOTE, Calibration, Scored
-from cooc.index.store import StoreMeta
+from cooc.index.records import StoreMeta
 from cooc.pictures.boxes import Box
 from cooc.recipes import find_recipe
 from tests.labelled import write_labelled_folder

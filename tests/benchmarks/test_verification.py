@@ -12,7 +12,18 @@ import skimage.data
 from PIL import Image
 
 from benchmarks.flat import make, project
-from benchmarks.verification import Row, alarms, fit, flat_recall, found_first, hardest, judge, measured
+from benchmarks.verification import (
+    Row,
+    alarms,
+    first_by_words,
+    fit,
+    flat_recall,
+    found_first,
+    hardest,
+    judge,
+    measured,
+    words_of,
+)
 from benchmarks.verifying import measure_speed
 from cooc.verification.engines import extract
 from cooc.verification.probability import Calibration
@@ -122,11 +133,23 @@ def test_a_shortlist_that_misses_the_thing_finds_nothing() -> None:
     rows = some("q", (True, 40, 1.0), (False, 5, 1.0))
     vectors = {"q": np.array([1, 0], np.float32), "0.jpg": np.array([0.6, 0.8], np.float32)}
     vectors["1.jpg"] = np.array([0.8, 0.6], np.float32)
-    near = flat_recall(rows, vectors, np.zeros((0, 2), np.float32))
+    near = flat_recall(rows, vectors, np.zeros((0, 2), np.float32), {"q": set()})
     assert (near["vector alone"], near["geometry over everything"], near["geometry over the first 50"]) == (0, 1, 1)
-    far = flat_recall(rows, vectors, np.tile(np.array([[0.7, 0.7]], np.float32), (60, 1)))
+    crowd = np.tile(np.array([[0.7, 0.7]], np.float32), (60, 1))
+    far = flat_recall(rows, vectors, crowd, {"q": set()})
     assert (far["in the first 50 by vector"], far["geometry over the first 50"]) == (0, 0)
     assert far["geometry over the first 100"] == 1
+    both = "geometry over the first 50 by vector and 50 by words"
+    assert (far[both], flat_recall(rows, vectors, crowd, {"q": {"0.jpg"}})[both]) == (0, 1)
+
+
+def test_words_of_a_kind_are_looked_up_among_others(flat: Path, tmp_path: Path) -> None:
+    own, asked = words_of(flat, tmp_path)
+    far = list(own.values())[:1]
+    found = first_by_words(own, asked, far, 2)
+    assert found.keys() == asked.keys()
+    assert all(names <= own.keys() for names in found.values())
+    assert first_by_words(own, own, [], 1) == {name: {name} for name in own}
 
 
 def test_speed_is_measured_beside_the_network(pictures: tuple[Path, Path]) -> None:

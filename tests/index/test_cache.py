@@ -16,7 +16,7 @@ import pytest
 
 from cooc.index.embedded import cache, rowfile
 from cooc.index.embedded.store import create_store, open_store
-from cooc.index.store import Filter
+from cooc.index.records import Filter
 from tests.index.test_embedded import ROOT, _filed, assert_whole, cache_files, fill, folder, model  # noqa: F401
 from tests.index.test_store import META, assert_same_search, flip, random_vectors, record
 from tests.reference.store import Model

@@ -11,7 +11,8 @@ import pytest
 from cooc.errors import InputError, UnknownNameError
 from cooc.index import create_store, open_store
 from cooc.index.embedded.coding import Coding, _centroids
-from cooc.index.store import STORAGES, StoreMeta, Vectors
+from cooc.index.records import STORAGES, StoreMeta
+from cooc.index.store import Vectors
 from tests.index.test_store import record
 
 DIM = 64

@@ -9,8 +9,8 @@ import pytest
 
 from cooc.errors import VectorDamagedError
 from cooc.index.embedded.store import EmbeddedStore, create_store, open_store
+from cooc.index.records import Record
 from cooc.index.shortlist import Options, find_duplicates, find_matches
-from cooc.index.store import Record
 from tests import servers
 from tests.index.test_store import META, flip, random_vectors, record
 

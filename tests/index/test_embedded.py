@@ -18,7 +18,7 @@ import pytest
 from cooc.errors import StoreDamagedError, StoreError, StoreLockedError, StoreMissingError
 from cooc.index.embedded import store as embedded
 from cooc.index.embedded.store import EmbeddedStore, create_store, open_store
-from cooc.index.store import Filter, StoreMeta
+from cooc.index.records import Filter, StoreMeta
 from tests.index.test_store import META, assert_same_search, random_vectors, record, unit
 from tests.reference.store import Model
 

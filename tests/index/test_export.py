@@ -25,7 +25,8 @@ from cooc.image_search import ImageSearch
 from cooc.index import create_store, open_store
 from cooc.index.export import export_index
 from cooc.index.importing import Exported, import_index
-from cooc.index.store import Store, StoreMeta
+from cooc.index.records import StoreMeta
+from cooc.index.store import Store
 from cooc.recipes import find_recipe
 from tests import servers
 from tests.index.test_embedded import ROOT

@@ -18,7 +18,8 @@ import pytest
 from cooc.errors import InputError
 from cooc.index import create_store, open_store
 from cooc.index.copying import restore
-from cooc.index.store import Record, Store
+from cooc.index.records import Record
+from cooc.index.store import Store
 from tests import servers
 from tests.index.test_store import DIM, META, random_vectors, record
 from tests.servers import IN_ONE_PROCESS

@@ -13,8 +13,8 @@ from PIL import Image
 from cooc.image_search import ImageSearch
 from cooc.index import inverted
 from cooc.index.inverted import Inverted, update
+from cooc.index.records import Filter
 from cooc.index.shortlist import Options
-from cooc.index.store import Filter
 from cooc.verification.engines import extract
 from cooc.verification.words import WORDS, Signature, similarity
 from cooc.verified_search import find_verified

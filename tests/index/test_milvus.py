@@ -24,7 +24,8 @@ from cooc.index.milvus import MilvusStore, structures
 from cooc.index.milvus.address import Address
 from cooc.index.milvus.server import WRITER, Server
 from cooc.index.milvus.store import _in_turn
-from cooc.index.store import BadFile, Filter, Forgotten, Record, Store
+from cooc.index.records import BadFile, Filter, Forgotten, Record
+from cooc.index.store import Store
 from tests import servers
 from tests.index.test_store import META, assert_same_search, random_vectors, record
 from tests.milvus_server import SETTINGS, Milvus, MilvusLite, connected

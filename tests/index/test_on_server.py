@@ -20,7 +20,7 @@ from cooc.api import Settings, create_app
 from cooc.errors import InputError, StoreMismatchError
 from cooc.image_search import ImageSearch
 from cooc.index import without_password
-from cooc.index.store import Filter
+from cooc.index.records import Filter
 from tests import servers
 from tests.cli.test_searching import Shell
 from tests.conftest import cooc  # noqa: F401

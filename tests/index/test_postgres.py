@@ -14,7 +14,7 @@ import pytest
 
 from cooc.errors import InputError, StoreError
 from cooc.index import create_store, open_store, without_password
-from cooc.index.store import BadFile, Filter
+from cooc.index.records import BadFile, Filter
 from tests import servers
 from tests.index.test_store import META, flip, random_vectors, record, unit
 

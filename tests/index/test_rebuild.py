@@ -9,7 +9,7 @@ import pytest
 
 from cooc.errors import InputError, StoreDamagedError
 from cooc.image_search import ImageSearch, Report, changing
-from cooc.index.store import Forgotten
+from cooc.index.records import Forgotten
 from tests.shell import Shell
 from tests.tiny import RECIPE, descriptor, make_descriptor, open_index, write_photos
 

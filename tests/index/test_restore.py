@@ -20,7 +20,7 @@ from cooc.index import copying
 from cooc.index.copying import restore
 from cooc.index.embedded import swapping
 from cooc.index.embedded.store import create_store, open_store
-from cooc.index.store import BadFile
+from cooc.index.records import BadFile
 from tests import servers
 from tests.index.test_embedded import ROOT
 from tests.index.test_reading import WHO, serving

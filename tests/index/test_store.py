@@ -32,7 +32,8 @@ from cooc.errors import (
     VectorDamagedError,
 )
 from cooc.index import create_store, open_store, without_password
-from cooc.index.store import BadFile, Filter, Forgotten, Record, Store, StoreMeta, check_same, intact
+from cooc.index.records import BadFile, Filter, Forgotten, Record, StoreMeta, check_same
+from cooc.index.store import Store, intact
 from tests import servers
 from tests.reference.store import Model
 from tests.servers import ENGINES, IN_ONE_PROCESS, SERVERS

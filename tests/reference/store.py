@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cooc.index.store import BadFile, Filter, Record
+from cooc.index.records import BadFile, Filter, Record
 
 
 class Model:

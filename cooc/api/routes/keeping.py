@@ -14,7 +14,7 @@ from cooc.api.security import told
 from cooc.api.services import Changing, Shared
 from cooc.bench.marks import Mark, keep_marks, kept_marks
 from cooc.errors import InputError
-from cooc.index.store import check_tags
+from cooc.index.records import check_tags
 from cooc.pictures.boxes import Box, parse_box
 
 __all__ = ["router"]

@@ -12,7 +12,8 @@ from uuid import uuid4
 from cooc.index.embedded import features
 from cooc.index.embedded.coding import Codes
 from cooc.index.embedded.rows import FORGOTTEN, RECORD, State, each, forgotten, read_state, record
-from cooc.index.store import BadFile, Forgotten, Record, given_back, long_ago, moving, now, path_bytes, path_text
+from cooc.index.records import BadFile, Forgotten, Record, given_back, long_ago, now, path_bytes, path_text
+from cooc.index.store import moving
 
 
 def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes, made: Mapping[str, bytes]) -> int:
@@ -96,7 +97,7 @@ def touch(connection: sqlite3.Connection, mtimes_ns: Mapping[str, int]) -> int:
     return connection.executemany("UPDATE images SET mtime_ns = ? WHERE path = ?", rows).rowcount if rows else 0
 
 
-def tag(connection: sqlite3.Connection, ids: Iterable[bytes], add: set[str], remove: set[str]) -> int:
+def tag(connection: sqlite3.Connection, ids: Iterable[bytes], add: Iterable[str], remove: Iterable[str]) -> int:
     slots = [slot for (slot,) in each(connection, "SELECT slot FROM images WHERE id IN", ids)]
     connection.executemany("DELETE FROM tags WHERE tag = ? AND slot = ?", ((t, s) for t in remove for s in slots))
     connection.executemany("INSERT OR IGNORE INTO tags VALUES (?, ?)", ((t, s) for t in add for s in slots))

@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.errors import InputError, UnknownNameError
-from cooc.index.store import STORAGES, Vectors
+from cooc.index.records import STORAGES
+from cooc.index.store import Vectors
 from cooc.vectors import unit_rows
 
 Codes = NDArray[np.uint8]  # (n, width)

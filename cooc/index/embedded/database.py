@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from cooc.errors import CoocError, StoreDamagedError, StoreError, StoreLockedError, StoreMissingError
-from cooc.index.store import FORMAT
+from cooc.index.records import FORMAT
 
 APPLICATION_ID = 0x636F6F63  # "cooc"
 CACHE = 1 << 16  # kB for who writes: ids come in any order, and SQLite's own 2 MB wrote a page to disk for each of them

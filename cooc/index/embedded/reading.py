@@ -22,7 +22,7 @@ from cooc.index.embedded.cache import Cache
 from cooc.index.embedded.coding import Coding
 from cooc.index.embedded.database import Connection, connect, explained, show
 from cooc.index.embedded.rows import read_meta
-from cooc.index.store import check_same
+from cooc.index.records import check_same
 
 _T = TypeVar("_T")
 

@@ -15,7 +15,7 @@ from cooc.index.embedded.coding import Codes, Coding
 from cooc.index.embedded.database import version
 from cooc.index.embedded.features import read_engines
 from cooc.index.embedded.nearest import Ids, Slots
-from cooc.index.store import Filter, Forgotten, Record, StoreMeta, path_text
+from cooc.index.records import Filter, Forgotten, Record, StoreMeta, path_text
 
 IDS = 500  # parameters in one SQL statement
 MANY = 5000  # images of a time, beyond which they are not sorted

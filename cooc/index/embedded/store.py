@@ -40,24 +40,16 @@ from cooc.index.embedded.rows import (
     read_state,
     record,
 )
-from cooc.index.store import (
+from cooc.index.records import (
     BadFile,
-    Block,
-    Code,
-    FeatureCount,
     Filter,
     Forgotten,
     Record,
-    SearchResult,
-    Store,
     StoreMeta,
-    Vectors,
-    check_tags,
-    id_bytes,
-    pages,
     path_bytes,
     path_text,
 )
+from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Vectors, pages
 
 APPROXIMATE_FROM = 200_000  # images: an exact search then takes about 40 ms on two cores
 FOLLOW = 4096  # images added before the cache follows
@@ -148,10 +140,8 @@ class EmbeddedStore(Store):
     def touch(self, mtimes_ns: Mapping[str, int]) -> int:
         return self._write(lambda connection: changes.touch(connection, mtimes_ns))
 
-    def tag(self, ids: Iterable[str], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int:
-        names, more, less = [id_bytes(name) for name in ids], set(add), set(remove)
-        check_tags(more)
-        return self._write(lambda connection: changes.tag(connection, names, more, less))
+    def _tag(self, ids: list[bytes], add: frozenset[str], remove: frozenset[str]) -> int:
+        return self._write(lambda connection: changes.tag(connection, ids, add, remove))
 
     def report_bad(self, files: Iterable[BadFile]) -> None:
         self._write(lambda connection: changes.report_bad(connection, files))

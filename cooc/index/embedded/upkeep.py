@@ -17,7 +17,8 @@ from cooc.index.embedded.cache import Cache
 from cooc.index.embedded.database import Connection, connect, database, explained, show
 from cooc.index.embedded.reading import IndexFile, Reading
 from cooc.index.embedded.rows import RECORD, good, read_state, record
-from cooc.index.store import FEATURES_DAMAGED, Record, path_bytes, path_text
+from cooc.index.records import Record, path_bytes, path_text
+from cooc.index.store import FEATURES_DAMAGED
 
 RENUMBER_FROM = 0.1  # share of removed slots from which compacting gives all slots out again
 PAGE = 1000  # rows read at once

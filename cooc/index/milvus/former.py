@@ -19,7 +19,8 @@ from cooc.errors import StoreError
 from cooc.index.milvus import rows
 from cooc.index.milvus.address import Address
 from cooc.index.milvus.server import Server
-from cooc.index.store import BadFile, Forgotten, Store, blocks, now
+from cooc.index.records import BadFile, Forgotten, now
+from cooc.index.store import Store, blocks
 
 STATE = "cooc.state"  # property of the collection, which only such an index has
 FIELDS = [*rows.RECORD, "row", "bad", "reason", "crc", "vector"]

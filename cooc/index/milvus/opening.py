@@ -14,7 +14,7 @@ from cooc.index.milvus.address import Address
 from cooc.index.milvus.features import nowhere, place
 from cooc.index.milvus.server import Server
 from cooc.index.milvus.store import FEATURES, MilvusStore
-from cooc.index.store import FORMAT, StoreMeta
+from cooc.index.records import FORMAT, StoreMeta
 
 META = "cooc.meta"  # property of the collection
 DIMENSIONS = 32_768

@@ -23,7 +23,8 @@ from pymilvus import DataType, MilvusClient
 
 from cooc.errors import InputError
 from cooc.index.milvus.server import Row
-from cooc.index.store import BadFile, Filter, Forgotten, Record, Vectors, path_bytes, path_text
+from cooc.index.records import BadFile, Filter, Forgotten, Record, path_bytes, path_text
+from cooc.index.store import Vectors
 
 _T = TypeVar("_T")
 

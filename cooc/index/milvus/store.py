@@ -31,27 +31,27 @@ from cooc.index.milvus.rows import ALL, RECORD, VECTOR
 from cooc.index.milvus.searching import Search
 from cooc.index.milvus.server import LIMIT, Row, Server
 from cooc.index.milvus.structures import Structure
-from cooc.index.store import (
-    FEATURES_DAMAGED,
-    PAGE,
+from cooc.index.records import (
     BadFile,
-    Block,
-    Code,
-    FeatureCount,
     Filter,
     Forgotten,
     Record,
+    StoreMeta,
+    given_back,
+    long_ago,
+    now,
+)
+from cooc.index.store import (
+    FEATURES_DAMAGED,
+    PAGE,
+    Block,
+    Code,
+    FeatureCount,
     SearchResult,
     Store,
-    StoreMeta,
     Vectors,
     blocks,
-    check_tags,
-    given_back,
-    id_bytes,
-    long_ago,
     moving,
-    now,
 )
 
 NOTE = "cooc.note."  # properties of the collection
@@ -144,11 +144,10 @@ class MilvusStore(Store):
         keys = [rows.key(rows.IMAGE, path) for path in mtimes_ns]
         return self._rewrite("key", keys, lambda row: {"mtime_ns": mtimes_ns[rows.path(row)]})
 
-    def tag(self, ids: Iterable[str], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int:
-        add, remove = frozenset(add), frozenset(remove)
-        check_tags(add)
-        names = [id_bytes(name).hex() for name in ids]
-        return self._rewrite("id", names, lambda row: {"tags": sorted(set(row["tags"]) - remove | add)})
+    def _tag(self, ids: list[bytes], add: frozenset[str], remove: frozenset[str]) -> int:
+        return self._rewrite(
+            "id", (name.hex() for name in ids), lambda row: {"tags": sorted(set(row["tags"]) - remove | add)}
+        )
 
     def _rewrite(self, field: str, values: Iterable[str], change: Callable[[Row], Row], condition: str = "") -> int:
         """Milvus has no change of one field. The crc stays: a damaged vector is still known as one."""

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from cooc.index.postgres.connections import Connection
 from cooc.index.postgres.tables import checksum
-from cooc.index.store import Code, FeatureCount, path_text
+from cooc.index.records import path_text
+from cooc.index.store import Code, FeatureCount
 
 TABLES = """
 CREATE TABLE features (sha256 bytea PRIMARY KEY, code bytea NOT NULL, checksum bytea NOT NULL);

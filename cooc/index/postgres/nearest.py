@@ -19,7 +19,8 @@ from psycopg import sql
 from cooc.index import effort
 from cooc.index.postgres.connections import Connection, Query
 from cooc.index.postgres.tables import WHOLE, decoded, matching, read_state
-from cooc.index.store import Filter, Vectors
+from cooc.index.records import Filter
+from cooc.index.store import Vectors
 
 log = logging.getLogger("cooc")
 

@@ -21,31 +21,32 @@ from cooc.index.postgres import features, tables
 from cooc.index.postgres.connections import Address, Connection, Server
 from cooc.index.postgres.nearest import Nearest, drop_old_graphs
 from cooc.index.postgres.tables import RECORD, WHOLE, checksum, decoded, encoded, matching, record, whole
-from cooc.index.store import (
-    FEATURES_DAMAGED,
+from cooc.index.records import (
     FORMAT,
-    PAGE,
     BadFile,
-    Block,
-    Code,
-    FeatureCount,
     Filter,
     Forgotten,
     Record,
-    SearchResult,
-    Store,
     StoreMeta,
-    Vectors,
-    check_tags,
-    chosen_codes,
     given_back,
     id_bytes,
     long_ago,
-    moving,
     now,
-    pages,
     path_bytes,
     path_text,
+)
+from cooc.index.store import (
+    FEATURES_DAMAGED,
+    PAGE,
+    Block,
+    Code,
+    FeatureCount,
+    SearchResult,
+    Store,
+    Vectors,
+    chosen_codes,
+    moving,
+    pages,
 )
 
 log = logging.getLogger("cooc")
@@ -202,15 +203,13 @@ class PostgresStore(Store):
             *values,
         )
 
-    def tag(self, ids: Iterable[str], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int:
-        add, remove = sorted(set(add)), sorted(set(remove))
-        check_tags(add)
+    def _tag(self, ids: list[bytes], add: frozenset[str], remove: frozenset[str]) -> int:
         return self._count(
             "UPDATE images SET tags = ARRAY(SELECT unnest(tags) EXCEPT SELECT unnest(%s::text[])"
             " UNION SELECT unnest(%s::text[])) WHERE id = ANY(%s)",
-            [tag for tag in remove if tag.isprintable()],
-            add,
-            [id_bytes(name) for name in ids],
+            sorted(tag for tag in remove if tag.isprintable()),
+            sorted(add),
+            ids,
         )
 
     def report_bad(self, files: Iterable[BadFile]) -> None:

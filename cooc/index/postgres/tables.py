@@ -23,18 +23,8 @@ import numpy as np
 from psycopg import sql
 
 from cooc.index.postgres.connections import Connection
-from cooc.index.store import (
-    FORMAT,
-    BadFile,
-    Filter,
-    Forgotten,
-    Record,
-    Vectors,
-    id_bytes,
-    now,
-    path_bytes,
-    path_text,
-)
+from cooc.index.records import FORMAT, BadFile, Filter, Forgotten, Record, id_bytes, now, path_bytes, path_text
+from cooc.index.store import Vectors
 
 INLINE_DIMENSIONS = 2000  # of a vector that is kept in the row itself
 SINCE_FORMAT_3 = """
