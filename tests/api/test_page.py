@@ -303,8 +303,7 @@ def test_a_photo_that_was_given_survives_a_reload(visit: Visit, search: ImageSea
         names(other)
         give(other)
         assert re.search("#photo=$", other.url) or "photo=" not in other.url
-        other.goto(f"{address}/#photo={'0' * 64}")
-        other.reload()
+        other.goto(f"{address}/#photo={'0' * 64}")  # in the same page: the address alone changes
         expect(other.locator("#notice")).to_contain_text("not kept any more")
         assert len(names(other)) == 18
         expect(other.locator("#tagging")).to_be_hidden()  # nothing may be changed there
