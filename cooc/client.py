@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
@@ -97,7 +97,20 @@ class Status(TypedDict):
     features: str
     with_features: int
     folders: list[str]
+    writable: bool
+    urls: bool
+    keep_seconds: float
     version: str
+
+
+class FileProblem(TypedDict):
+    path: str
+    reason: str
+
+
+class Added(TypedDict):
+    pictures: list[Picture]
+    problems: list[FileProblem]
 
 
 class Indexing(TypedDict):
@@ -109,8 +122,12 @@ class Indexing(TypedDict):
     unchanged: int
     moved: int
     removed: int
+    copied: int
     bad: int
+    failed: int
     seconds: float
+    job: int
+    problems: list[FileProblem]
     message: str | None
 
 
@@ -158,9 +175,18 @@ class Client:
         """By a picture, the part of it in a box, or several pictures with a box or None for each."""
         images = [image] if isinstance(image, (str, bytes, os.PathLike)) else list(image)
         boxes = [box] if box is None or isinstance(box[0], (int, float)) else list(box)
-        fields = [("image", _content(one)) for one in images]
-        texts = [("box", _corners(cast(Box | None, one)).encode()) for one in boxes if box is not None]
-        return cast(Results, self._json("POST", "search", dict(options), parts=[*fields, *texts]))
+        texts = [_Part("box", _corners(cast(Box | None, one)).encode()) for one in boxes if box is not None]
+        return cast(Results, self._json("POST", "search", dict(options), parts=[*map(_file, images), *texts]))
+
+    def search_vector(self, vector: Iterable[float], **options: Unpack[Options]) -> Results:
+        """By a vector of the index's descriptor."""
+        body = {"vector": [float(value) for value in vector]}
+        return cast(Results, self._json("POST", "search/vector", dict(options), body=body))
+
+    def search_url(self, url: str, box: Box | None = None, **options: Unpack[Options]) -> Results:
+        """By a picture in the web, which the server fetches, if it may."""
+        body = {"url": url} | ({"box": _corners(box)} if box else {})
+        return cast(Results, self._json("POST", "search/url", dict(options), body=body))
 
     def similar(self, id: str, box: Box | None = None, **options: Unpack[Options]) -> Results:
         """By a picture of the index, or a part of it; it is not among the results."""
@@ -202,6 +228,11 @@ class Client:
         return {one["tag"]: one["pictures"] for one in self._json("GET", "tags")["tags"]}
 
     # changes, where the server allows them
+
+    def add(self, *images: Image, folder: str = "") -> Added:
+        """Pictures into a folder of the collection, and into the index. No file is overwritten."""
+        parts = [*map(_file, images), _Part("folder", folder.encode())]
+        return cast(Added, self._json("POST", "images", parts=parts))
 
     def tag(self, ids: Iterable[str], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int:
         """How many pictures were given tags, or lost some."""
@@ -255,7 +286,7 @@ class Client:
         query: dict[str, Any] | None = None,
         *,
         body: dict[str, Any] | None = None,
-        parts: Sequence[tuple[str, bytes]] | None = None,
+        parts: Sequence[_Part] | None = None,
     ) -> bytes:
         words = {
             name: str(value).lower() if isinstance(value, bool) else value for name, value in (query or {}).items()
@@ -290,9 +321,20 @@ class _Stay(HTTPRedirectHandler):
         return None
 
 
-def _content(image: Image) -> bytes:
+class _Part(NamedTuple):
+    """Of a form: a text, or a file if it has a name."""
+
+    field: str
+    value: bytes
+    name: str = ""
+
+
+def _file(image: Image) -> _Part:
+    if isinstance(image, bytes):
+        return _Part("image", image, "picture")
+    name = Path(image).name.encode("utf-8", "replace").decode()
     try:
-        return image if isinstance(image, bytes) else Path(image).read_bytes()
+        return _Part("image", Path(image).read_bytes(), name or "picture")
     except OSError as error:
         raise InputError(f"{os.fspath(image)!r} cannot be read: {error.strerror}.") from error
 
@@ -301,13 +343,14 @@ def _corners(box: Box | None) -> str:
     return "" if box is None else ",".join(f"{value:.6f}".rstrip("0").rstrip(".") for value in box)
 
 
-def _form(parts: Sequence[tuple[str, bytes]]) -> tuple[bytes, str]:
-    """multipart/form-data: pictures as files."""
+def _form(parts: Sequence[_Part]) -> tuple[bytes, str]:
+    """multipart/form-data."""
     boundary = uuid.uuid4().hex
     lines = []
-    for name, value in parts:
-        file = '; filename="picture"\r\nContent-Type: application/octet-stream' if name == "image" else ""
-        lines.append(f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + value)
+    for field, value, name in parts:
+        plain = name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+        file = f'; filename="{plain}"\r\nContent-Type: application/octet-stream' if name else ""
+        lines.append(f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"{file}\r\n\r\n'.encode() + value)
     return b"\r\n".join([*lines, f"--{boundary}--\r\n".encode()]), f"multipart/form-data; boundary={boundary}"
 
 
