@@ -325,7 +325,8 @@ def verified(results: Results) -> Table:
 
 
 def _shortlist(result: Result) -> str:
-    return f"`{result['recipe'].split('+')[0]}`" + ", three scales" * (len(result["config"]["scales"]) > 1)
+    more = [", three scales"] * (len(result["config"]["scales"]) > 1) + [", and words"] * result.get("words", False)
+    return f"`{result['recipe'].split('+')[0]}`" + "".join(more)
 
 
 def _three(scores: Result) -> str:

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
@@ -28,6 +28,7 @@ from cooc.errors import CoocError, InputError
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the upright, full-size picture
 Image = str | os.PathLike[str] | bytes  # a file, or what is in one
+Part = tuple[str, bytes] | tuple[str, bytes, str]  # of a form: name, content, name of the file
 
 PREFIX = "/api/v1"
 AGAIN = (429, 503)  # what is answered when there is too much to do
@@ -175,8 +176,14 @@ class Client:
         """By a picture, the part of it in a box, or several pictures with a box or None for each."""
         images = [image] if isinstance(image, (str, bytes, os.PathLike)) else list(image)
         boxes = [box] if box is None or isinstance(box[0], (int, float)) else list(box)
-        texts = [_Part("box", _corners(cast(Box | None, one)).encode()) for one in boxes if box is not None]
-        return cast(Results, self._json("POST", "search", dict(options), parts=[*map(_file, images), *texts]))
+        fields = [("image", _content(one)) for one in images]
+        texts = [("box", _corners(cast(Box | None, one)).encode()) for one in boxes if box is not None]
+        return cast(Results, self._json("POST", "search", dict(options), parts=[*fields, *texts]))
+
+    def similar(self, id: str, box: Box | None = None, **options: Unpack[Options]) -> Results:
+        """By a picture of the index, or a part of it; it is not among the results."""
+        query = dict(options) | ({"box": _corners(box)} if box else {})
+        return cast(Results, self._json("GET", f"images/{quote(id)}/similar", query))
 
     def search_vector(self, vector: Iterable[float], **options: Unpack[Options]) -> Results:
         """By a vector of the index's descriptor."""
@@ -184,14 +191,9 @@ class Client:
         return cast(Results, self._json("POST", "search/vector", dict(options), body=body))
 
     def search_url(self, url: str, box: Box | None = None, **options: Unpack[Options]) -> Results:
-        """By a picture in the web, which the server fetches, if it may."""
+        """By a picture in the web, which the server fetches if it may (`cooc serve --allow-url`)."""
         body = {"url": url} | ({"box": _corners(box)} if box else {})
         return cast(Results, self._json("POST", "search/url", dict(options), body=body))
-
-    def similar(self, id: str, box: Box | None = None, **options: Unpack[Options]) -> Results:
-        """By a picture of the index, or a part of it; it is not among the results."""
-        query = dict(options) | ({"box": _corners(box)} if box else {})
-        return cast(Results, self._json("GET", f"images/{quote(id)}/similar", query))
 
     def duplicates(self, threshold: float | None = None, limit: int = 50, **where: Unpack[Where]) -> Groups:
         """Groups of copies."""
@@ -229,10 +231,10 @@ class Client:
 
     # changes, where the server allows them
 
-    def add(self, *images: Image, folder: str = "") -> Added:
-        """Pictures into a folder of the collection, and into the index. No file is overwritten."""
-        parts = [*map(_file, images), _Part("folder", folder.encode())]
-        return cast(Added, self._json("POST", "images", parts=parts))
+    def add(self, files: Iterable[str | os.PathLike[str]], folder: str = "") -> Added:
+        """Files into a folder of the collection, and into the index; a name that is taken gets a number."""
+        parts = [("image", _content(one), Path(one).name) for one in files]
+        return cast(Added, self._json("POST", "images", parts=[*parts, ("folder", folder.encode())]))
 
     def tag(self, ids: Iterable[str], add: Iterable[str] = (), remove: Iterable[str] = ()) -> int:
         """How many pictures were given tags, or lost some."""
@@ -286,7 +288,7 @@ class Client:
         query: dict[str, Any] | None = None,
         *,
         body: dict[str, Any] | None = None,
-        parts: Sequence[_Part] | None = None,
+        parts: Sequence[Part] | None = None,
     ) -> bytes:
         words = {
             name: str(value).lower() if isinstance(value, bool) else value for name, value in (query or {}).items()
@@ -321,20 +323,9 @@ class _Stay(HTTPRedirectHandler):
         return None
 
 
-class _Part(NamedTuple):
-    """Of a form: a text, or a file if it has a name."""
-
-    field: str
-    value: bytes
-    name: str = ""
-
-
-def _file(image: Image) -> _Part:
-    if isinstance(image, bytes):
-        return _Part("image", image, "picture")
-    name = Path(image).name.encode("utf-8", "replace").decode()
+def _content(image: Image) -> bytes:
     try:
-        return _Part("image", Path(image).read_bytes(), name or "picture")
+        return image if isinstance(image, bytes) else Path(image).read_bytes()
     except OSError as error:
         raise InputError(f"{os.fspath(image)!r} cannot be read: {error.strerror}.") from error
 
@@ -343,14 +334,14 @@ def _corners(box: Box | None) -> str:
     return "" if box is None else ",".join(f"{value:.6f}".rstrip("0").rstrip(".") for value in box)
 
 
-def _form(parts: Sequence[_Part]) -> tuple[bytes, str]:
-    """multipart/form-data."""
+def _form(parts: Sequence[Part]) -> tuple[bytes, str]:
+    """multipart/form-data: pictures as files, with the names that they have."""
     boundary = uuid.uuid4().hex
     lines = []
-    for field, value, name in parts:
-        plain = name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
-        file = f'; filename="{plain}"\r\nContent-Type: application/octet-stream' if name else ""
-        lines.append(f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"{file}\r\n\r\n'.encode() + value)
+    for name, value, *given in parts:
+        called = "".join(quote(one) if one in '"\r\n' else one for one in (given or ["picture"])[0])
+        file = f'; filename="{called}"\r\nContent-Type: application/octet-stream' if name == "image" else ""
+        lines.append(f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + value)
     return b"\r\n".join([*lines, f"--{boundary}--\r\n".encode()]), f"multipart/form-data; boundary={boundary}"
 
 

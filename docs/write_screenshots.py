@@ -96,6 +96,7 @@ def browse(page: Page) -> None:
     page.get_by_role("button", name="Tag", exact=True).click()
     page.wait_for_selector(".name :text('#space suit')")
     page.get_by_role("button", name="Tag", exact=True).hover()
+    page.evaluate("scrollTo(0, 420)")  # to the names
     shoot(page, "browse")
 
 

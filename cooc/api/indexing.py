@@ -9,10 +9,12 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from typing import Literal
 
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from cooc.api.schemas import IndexingOut
+from cooc.api.schemas import Out, shown
 from cooc.api.writing import Writer
 from cooc.errors import CoocError
 from cooc.image_search import ImageSearch
@@ -20,11 +22,49 @@ from cooc.index.report import Report
 from cooc.pictures import Folder
 from cooc.pictures.batches import default_workers
 
-__all__ = ["Indexing"]
+__all__ = ["FileProblem", "Indexing", "IndexingOut", "Job"]
 
 log = logging.getLogger("cooc.api")
 REMEMBERED = 20  # runs
+PROBLEMS = 50  # of a run that are told
 PERIOD, HEARTBEAT = 0.2, 15.0  # seconds
+
+
+class Job(BaseModel):
+    folder: str = Field(
+        default="", max_length=1000, description="Relative to the root of the collection; empty is all of it."
+    )
+    retry: bool = Field(default=False, description="Try files again that were bad.")
+
+
+class FileProblem(Out):
+    path: str
+    reason: str
+
+
+class IndexingOut(Out):
+    state: Literal["idle", "running", "stopping", "done", "stopped", "failed"]
+    folder: str | None = None
+    total: int | None = Field(default=None, description="Pictures there are; null until they have been counted.")
+    done: int = 0
+    described: int = 0
+    unchanged: int = 0
+    moved: int = 0
+    removed: int = 0
+    copied: int = 0
+    bad: int = 0
+    failed: int = Field(default=0, description="Files that this machine failed on: the next run tries them again.")
+    seconds: float = 0.0
+    job: int = Field(default=0, description="Number of the run, from 1.")
+    problems: list[FileProblem] = Field(default=[], description=f"Files that were left out, the last {PROBLEMS}.")
+    message: str | None = Field(default=None, description="What went wrong, or what was not done.")
+
+    def progressed(self, report: Report) -> IndexingOut:
+        names = ("total", "done", "described", "unchanged", "moved", "copied", "removed", "bad", "failed", "seconds")
+        notes = "\n".join(report.notes) or None
+        left_out = [FileProblem(path=shown(one.path), reason=shown(one.reason)) for one in report.problems[-PROBLEMS:]]
+        values = {name: getattr(report, name) for name in names}
+        return self.model_copy(update={**values, "message": notes, "problems": left_out})
 
 
 class Indexing:

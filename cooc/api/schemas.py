@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cooc.explanation.shares import Explanation, Shares
 from cooc.index.records import Filter, Record
-from cooc.index.report import Report
 from cooc.index.shortlist import Match, Results
 from cooc.pictures.boxes import Box
 from cooc.verification.agreement import Agreement
@@ -38,7 +37,6 @@ Expansion = Literal["none", "average", "alpha"]
 Reranking = Literal["none", "k-reciprocal", "diffusion", "superglobal"]
 DEEPEST = 10_000  # results that can be scrolled to
 POINTS = 200  # that an explanation shows
-PROBLEMS = 50  # of an indexing run that are told
 
 _ID = r"^[0-9a-f]{32}$"
 _BOX = r"^(-?\d{1,6}(\.\d{1,6})?)(,-?\d{1,6}(\.\d{1,6})?){3}$"
@@ -250,43 +248,6 @@ class StatusOut(Out):
     urls: bool = Field(description="Are pictures fetched from the web, to search by them?")
     keep_seconds: float = Field(description="For how long a picture that was sent is kept; 0: not at all.")
     version: str
-
-
-class Job(BaseModel):
-    folder: str = Field(
-        default="", max_length=1000, description="Relative to the root of the collection; empty is all of it."
-    )
-    retry: bool = Field(default=False, description="Try files again that were bad.")
-
-
-class FileProblem(Out):
-    path: str
-    reason: str
-
-
-class IndexingOut(Out):
-    state: Literal["idle", "running", "stopping", "done", "stopped", "failed"]
-    folder: str | None = None
-    total: int | None = Field(default=None, description="Pictures there are; null until they have been counted.")
-    done: int = 0
-    described: int = 0
-    unchanged: int = 0
-    moved: int = 0
-    removed: int = 0
-    copied: int = 0
-    bad: int = 0
-    failed: int = Field(default=0, description="Files that this machine failed on: the next run tries them again.")
-    seconds: float = 0.0
-    job: int = Field(default=0, description="Number of the run, from 1.")
-    problems: list[FileProblem] = Field(default=[], description=f"Files that were left out, the last {PROBLEMS}.")
-    message: str | None = Field(default=None, description="What went wrong, or what was not done.")
-
-    def progressed(self, report: Report) -> IndexingOut:
-        names = ("total", "done", "described", "unchanged", "moved", "copied", "removed", "bad", "failed", "seconds")
-        notes = "\n".join(report.notes) or None
-        left_out = [FileProblem(path=shown(one.path), reason=shown(one.reason)) for one in report.problems[-PROBLEMS:]]
-        values = {name: getattr(report, name) for name in names}
-        return self.model_copy(update={**values, "message": notes, "problems": left_out})
 
 
 class Login(BaseModel):

@@ -113,6 +113,8 @@ class Guard:
             return _answer(421, f"This server does not answer to the name {_name(host)!r}.")
         if origin is not None and origin.split("://")[-1] != host and origin not in self.settings.cors:
             return _answer(403, "Pages of other sites may not use this server.")
+        if origin is None and _embedded_elsewhere(headers):
+            return _answer(403, "Pages of other sites may link to this server, not load anything from it.")
         wait = self.rates.wait(scope["client"][0] if scope["client"] else "")
         if wait:
             return _answer(429, "Too many requests: slow down.", {"Retry-After": str(math.ceil(wait))})
@@ -134,6 +136,12 @@ class Guard:
 
 def _needs_token(path: str) -> bool:
     return (path.startswith("/api/") or path == "/metrics") and path not in OPEN
+
+
+def _embedded_elsewhere(headers: Headers) -> bool:
+    """As a picture or a frame of another page: no `Origin` is sent then, and an export would be made for nobody."""
+    link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return headers.get("sec-fetch-site") in ("cross-site", "same-site") and not link
 
 
 def _name(host: str) -> str:

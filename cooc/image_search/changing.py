@@ -262,6 +262,7 @@ class ChangingIndex(OpenIndex):
                     progress=progress,
                 )
                 new.store.compact()
+                new.find_words()
                 lost = len(old.store) - len(new.store)
                 if (report.failed or lost > MISSING * len(old.store)) and not report.interrupted:
                     report.notes.append(

@@ -1,6 +1,6 @@
 // The page: what is looked for on one side, what was found on the other. It speaks to the REST API and to nothing else.
 
-import { Problem, ask as request, boxText, call, post, preview, search, thumbnail, url } from "./api.js";
+import { Problem, ask as request, boxText, call, preview, search, thumbnail } from "./api.js";
 import { BoxEditor } from "./box.js";
 import { describe, divider, makeCard, waitingCard } from "./cards.js";
 import { Compare } from "./compare.js";
@@ -10,6 +10,7 @@ import { fromLink, toLink } from "./link.js";
 import "./login.js";
 import { noMatch, nothing, problem as tell, say } from "./notices.js";
 import { Selection } from "./selection.js";
+import * as updating from "./updating.js";
 
 const $ = (id) => document.getElementById(id);
 const PAGE = 30; // results asked for at once
@@ -296,28 +297,6 @@ function showCollection() {
   return refresh();
 }
 
-$("update").addEventListener("click", async () => {
-  try {
-    await call("indexing", post({ folder: $("update").dataset.folder }));
-    followIndexing();
-  } catch (error) {
-    problem(error);
-  }
-});
-
-function followIndexing() {
-  const events = new EventSource(url("indexing/events"));
-  $("update").disabled = true;
-  events.addEventListener("progress", (event) => {
-    const { state: now, done, total, message } = JSON.parse(event.data);
-    $("collection").textContent = now === "running" ? `Indexing: ${done} of ${total ?? "…"} pictures` : (message ?? "");
-    if (now === "running" || now === "stopping") return;
-    events.close();
-    $("update").disabled = false;
-    Promise.all([showStatus(), filters.fill()]).then(refresh, problem);
-  });
-}
-
 async function showStatus() {
   const status = await call("status");
   $("collection").textContent = `${status.images.toLocaleString("en")} pictures in ${status.name}`;
@@ -335,6 +314,7 @@ const fillMenus = () => filters.fill().catch(() => {}); // status has said it
 const selection = new Selection({ shown: () => state.matches, marksBy, onChanged: redraw, onTagged: fillMenus, onProblem: problem });
 filters.begin(refresh, problem);
 given.begin(byPhotos);
+updating.begin(() => Promise.all([showStatus(), filters.fill()]).then(refresh, problem), problem);
 if (matchMedia("(max-width: 760px)").matches) for (const id of ["options", "filters"]) $(id).open = false;
 fillMenus();
 showStatus().catch(problem).finally(() => state.query ?? begin()); // a photo may have been given meanwhile

@@ -621,6 +621,16 @@ def test_foreign_names_and_origins(client: httpx.Client) -> None:
     assert not any(name.startswith("access-control") for name in allowed.headers)
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_other_pages_load_nothing_from_here(client: httpx.Client, site: str) -> None:
+    """A picture or a frame in another page sends no Origin; what the browser tells of it instead is looked at."""
+    for mode, dest, code in (("no-cors", "image", 403), ("navigate", "iframe", 403), ("navigate", "document", 200)):
+        told = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+        assert client.get(f"{API}/export", headers=told).status_code == code
+    ours = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+    assert client.get(f"{API}/status", headers=ours).status_code == 200
+
+
 def test_every_answer_has_the_headers(client: httpx.Client) -> None:
     for path in ("/", "/docs", "/app.js", f"{API}/status", f"{API}/nothing", f"{API}/images/x/file", "/metrics"):
         answer = client.get(path)

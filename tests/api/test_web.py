@@ -410,10 +410,12 @@ def test_phone(visit: Visit) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     keep(page, "phone-results")
     for card in page.locator(".card").all():
-        mark, why = card.locator(".mark").bounding_box(), card.locator(".why").bounding_box()
+        mark, why, pick = (card.locator(part).bounding_box() for part in (".mark", ".why", ".pick"))
         assert mark
         assert why
-        assert mark["y"] + mark["height"] <= why["y"]  # neither lies over the other
+        assert pick
+        assert mark["y"] + mark["height"] <= min(why["y"], pick["y"])  # none lies over another
+        assert pick["x"] + pick["width"] <= why["x"]
     page.get_by_role("button", name=re.compile("Why")).first.tap()
     expect(page.get_by_role("dialog").locator(".here")).to_have_count(2)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
@@ -449,8 +451,11 @@ def test_updating_the_index(visit: Visit, tmp_path: Path) -> None:
     ):
         names(page)
         photo("animals/cat", 90).rotate(20).save(tmp_path / "new.jpg")
+        (tmp_path / "bad.jpg").write_text("no picture")
         page.get_by_role("button", name="Update the index").click()
         expect(page.locator("#collection")).to_contain_text("19 pictures")
+        expect(page.locator("#notice")).to_contain_text("Files that were left out: 1.")
+        expect(page.locator("#notice li")).to_have_text(re.compile("^bad.jpg: .*not a picture"))
 
 
 def test_api_page(visit: Visit, address: str) -> None:

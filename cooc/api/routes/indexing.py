@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
-from cooc.api.schemas import PREFIX, IndexingOut, Job, problems
+from cooc.api.indexing import IndexingOut, Job
+from cooc.api.schemas import PREFIX, problems
 from cooc.api.services import Changing, Shared
 
 __all__ = ["router"]

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, File, Form, Query, UploadFile
 from pydantic import Field
 
+from cooc.api.indexing import FileProblem
 from cooc.api.receiving import place, safe_name
-from cooc.api.schemas import PREFIX, BoxQuery, FileProblem, Ids, Out, Picture, problems, shown
+from cooc.api.schemas import PREFIX, BoxQuery, Ids, Out, Picture, problems, shown
 from cooc.api.security import told
 from cooc.api.services import Changing, Shared
 from cooc.bench.marks import Mark, keep_marks, kept_marks
