@@ -15,7 +15,7 @@ from cooc.cli import app, out
 from cooc.cli.describing import DeviceOption, JsonOption, WorkersOption
 from cooc.cli.estimating import show_estimates
 from cooc.cli.runs import finish, running
-from cooc.errors import InputError, StoreMissingError, UnknownNameError, counted
+from cooc.errors import InputError, StoreMissingError, UnknownNameError, WeightsError, counted
 
 if TYPE_CHECKING:
     from cooc.image_search import ImageSearch, Status
@@ -348,9 +348,14 @@ def _open_or_create(
         chosen = storage or "float32"
         made = QUALITIES[quality or DEFAULT_QUALITY]
         features = "" if verify == "none" else verify or (DEFAULT_FEATURES if recipe else made.features)
-        search = ImageSearch.create(
-            where, recipe=asked or made.recipe, root=root, storage=chosen, features=features, device=device
-        )
+        try:
+            search = ImageSearch.create(
+                where, recipe=asked or made.recipe, root=root, storage=chosen, features=features, device=device
+            )
+        except WeightsError as error:
+            if asked:
+                raise
+            raise WeightsError(f"{error}\nOr take --quality best, whose weights pip brings; it is slower.") from error
     if storage not in ("", search.meta.storage):
         search.close()
         raise InputError(
