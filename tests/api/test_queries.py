@@ -89,9 +89,11 @@ def web(pages: dict[str, bytes | str]) -> Iterator[Origin]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield Origin("127.0.0.1", server.server_address[1])
-        server.shutdown()
-        thread.join()
+        try:
+            yield Origin("127.0.0.1", server.server_address[1])
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 # Vectors, addresses, many at once
