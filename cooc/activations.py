@@ -101,7 +101,7 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
         here = ["cpu", *(str(torch.device("cuda", i)) for i in range(torch.cuda.device_count()))]
         if (other := torch.accelerator.current_accelerator()) is not None and other.type != "cuda":
             here.append(other.type)
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        first = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]  # torch goes on and on
         raise InputError(f"The device {device!r} cannot be used here ({first}). Usable: {', '.join(here)}.") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -38,6 +39,8 @@ from cooc.pictures import open_collection
 from cooc.recipes import GIVEN, DescriptorConfig, find_recipe
 from cooc.verification.extraction import Extraction
 from cooc.verification.words import ENGINE
+
+_log = logging.getLogger("cooc")
 
 BLOCK = 1000  # pictures removed in one transaction
 MISSING = 0.1  # share of the pictures without which a rebuilt index does not replace the old one
@@ -102,8 +105,12 @@ class ChangingIndex(OpenIndex):
 
     def find_words(self) -> None:
         """The visual words of pictures that have come: searches find these by their vectors alone until then."""
-        if ENGINE in self.meta.features:
+        if ENGINE not in self.meta.features:
+            return
+        try:
             inverted.update(words_folder(self.index_path), self.store)
+        except OSError as error:  # a full disk, no file handles: what was there is there still
+            _log.warning("Visual words were not brought up to date (%s). The next `cooc index` does it.", error)
 
     def keep_features(self, engines: str = DEFAULT_FEATURES) -> None:
         """From now on the index keeps local features. The next `index` makes them of what is there already."""

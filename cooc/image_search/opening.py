@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,6 +46,8 @@ QUALITIES = {
 }
 DEFAULT_QUALITY = "balanced"
 DEFAULT_RECIPE = QUALITIES[DEFAULT_QUALITY].recipe
+
+_log = logging.getLogger("cooc")
 
 Path_ = str | os.PathLike[str]
 Paths = Path_ | Iterable[Path_]
@@ -156,12 +159,15 @@ class OpenIndex:
         folder = words_folder(self.index_path)
         try:
             state = folder.stat().st_mtime_ns
-        except OSError:
+            with self._loading:
+                if self._words is None or self._words[0] != state:
+                    self._words = state, Inverted.open(folder)
+                return self._words[1]
+        except FileNotFoundError:
             return None
-        with self._loading:
-            if self._words is None or self._words[0] != state:
-                self._words = state, Inverted.open(folder)
-            return self._words[1]
+        except OSError as error:
+            _log.warning("Visual words cannot be read now (%s); the search goes on without them.", error)
+            return None
 
     @property
     def root(self) -> Path:

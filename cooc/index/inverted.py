@@ -215,7 +215,10 @@ def _write(folder: Path, segment: Segment) -> None:
 
 
 def _read(folder: Path) -> Iterator[tuple[Path, Segment]]:
-    """The segments that are whole; a damaged one is left out, and made again by the next update."""
+    """The segments that are whole; a damaged one is left out, and made again by the next update.
+
+    OSError where this machine cannot read them now, which says nothing about them.
+    """
     for path in sorted(folder.glob("?" * 32)):
         try:
             segment = Segment(*(np.load(path / f"{name}.npy", mmap_mode="r") for name in PARTS))
@@ -226,7 +229,7 @@ def _read(folder: Path) -> Iterator[tuple[Path, Segment]]:
                 and bool((np.diff(segment.starts) >= 0).all())
                 and segment.starts[-1] == len(segment.pictures) == len(segment.bits)
             )
-        except (OSError, ValueError, EOFError, IndexError, TypeError):
+        except (FileNotFoundError, ValueError, EOFError, IndexError, TypeError):
             whole = False
         if whole:
             yield path, segment

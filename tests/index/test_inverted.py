@@ -123,3 +123,25 @@ def test_without_it_a_search_is_as_before(search: ImageSearch) -> None:
     shutil.rmtree(Path(search.index_path) / "words")
     assert search.words is None
     assert search.search(photo("cat"), k=1).matches[0].path == "cat.png"
+
+
+def test_a_failing_machine_is_no_damage(
+    search: ImageSearch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No file handles: the search goes on without words, a run leaves them as they were, and nothing is made again."""
+    folder = Path(search.index_path) / "words"
+    before = sorted(folder.iterdir())
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "load", fail)
+        search._words = None
+        assert search.words is None
+        search.find_words()
+    assert "cannot be read now" in caplog.text
+    assert "not brought up to date" in caplog.text
+    assert "damaged" not in caplog.text
+    assert sorted(folder.iterdir()) == before
+    assert len(search.words or []) == 8
