@@ -326,6 +326,7 @@ def verified(results: Results) -> Table:
 
 def _shortlist(result: Result) -> str:
     more = [", three scales"] * (len(result["config"]["scales"]) > 1) + [", and words"] * result.get("words", False)
+    more += [f", {result['top']} a round"] if "top" in result else []
     return f"`{result['recipe'].split('+')[0]}`" + "".join(more)
 
 
