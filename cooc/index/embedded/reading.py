@@ -63,7 +63,13 @@ class Reading:
     def __call__(self, work: Callable[[Connection, IndexFile], _T], *, transaction: bool = True) -> _T:
         """What `work` returns: of one committed state of the index that lies there now."""
         for pause in (*PAUSES, None):
-            connection, file = self._take()
+            try:
+                connection, file = self._take()
+            except StoreError as error:  # it may be in the middle of being replaced: looked at again, not judged
+                if pause is None or self._closed or isinstance(error, (StoreMismatchError, StoreLockedError)):
+                    raise
+                time.sleep(pause)
+                continue
             try:
                 with explained(self.folder):
                     result = self._ask(connection, file, work, transaction)
