@@ -88,7 +88,7 @@ def rounds(
         flow = diffuse(mutual_graph(vectors(ids), neighbours), seed(votes, near))
         scores = flow / max(flow.max(initial=0), np.finfo(float).tiny)
         scores = scores + np.where(votes >= sure, 1 + votes / (1 + votes.max(initial=0)), 0)
-        best = np.argsort(-scores, kind="stable")
+        best = np.lexsort((-near, -scores))  # where nothing flows, the nearest first
         order = ids[best]
     return Ranking(order, scores[best], known)
 
