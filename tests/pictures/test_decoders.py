@@ -103,7 +103,7 @@ def test_time_that_a_process_sleeps_is_not_the_pictures_fault() -> None:
 
 
 def test_a_picture_that_takes_long_makes_room(photo: Path) -> None:
-    with Decoders(Limits(turn=0.2)) as decoders:
+    with Decoders(Limits(turn=5.0)) as decoders:
         waiting = threading.Event()
         with ThreadPoolExecutor(1) as threads:
             slow = threads.submit(decoders.run, sleep, b"", others_wait=waiting.is_set)
