@@ -39,8 +39,8 @@ SETTINGS = {
     "QUERYCOORD_DISTPULLINTERVAL": "50",
 }
 
-# The package gives each part of the server a port that is free, but not this one; alone, it need not wait for others, nor
-# for the disk: a slow one keeps it from renewing its session in time, and the whole server ends.
+# The package gives each part of the server a port that is free, but not this one; alone, it need not wait for others,
+# nor for the disk: a slow one keeps it from renewing its session in time, and the whole server ends.
 ETCD = """
 name: default
 listen-client-urls: http://127.0.0.1:{0}
