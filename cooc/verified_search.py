@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence, Set
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ from cooc.index.store import Store, Vectors
 from cooc.verification.agreement import Agreement
 from cooc.verification.features import LocalFeatures, unpack
 from cooc.verification.probability import PROVEN, same_thing
-from cooc.verification.rounds import LEAST, SHORTLIST, TOP, rounds
+from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, TOP, rounds
 from cooc.verification.verifier import verify
 from cooc.verification.words import signatures
 
@@ -75,6 +75,17 @@ def find_verified(
         )
         return np.array([[known[name] for name in row] + [-1] * (k - len(row)) for row in rows])
 
+    def onward(number: int, without: Set[int]) -> dict[int, Agreement]:
+        (code,) = store.features([seen.names[number]])
+        if code is None:  # removed by another process
+            return {}
+        own = unpack(code)
+        by_words = _by_words(store, words, [own], options) if words is not None else []
+        lists = [nearest(seen.rows(np.array([number])), ONWARD)[0], *(seen.numbers(ids) for ids in by_words)]
+        others = [n for n in in_turn(near.tolist() for near in lists) if n not in without | {-1}][:ONWARD]
+        found = verify_pictures(store, [own], [seen.names[n] for n in others], device)
+        return {n: agreement for n, (agreement, _) in zip(others, found, strict=True)}
+
     if not len(both):
         return replace(shortlist, matches=[], no_match=True, seconds=time.monotonic() - started, checked=True)
     ranking = rounds(
@@ -83,6 +94,7 @@ def find_verified(
         vectors=seen.rows,
         verify=look,
         nearest=nearest,
+        onward=onward if options.thorough else None,
         top=TOP,
     )
     verified = any(agreement.strength >= LEAST for agreement in ranking.agreements.values())

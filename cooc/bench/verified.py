@@ -14,7 +14,7 @@ import functools
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from cooc.reranking import rank
 from cooc.verification.agreement import Agreement
 from cooc.verification.engines import KEPT, LONGEST, QUERY, extract
 from cooc.verification.features import unpack
-from cooc.verification.rounds import LEAST, SHORTLIST, TOP, rounds
+from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, TOP, rounds
 from cooc.verification.verifier import verify
 from cooc.verification.words import ENGINE, signatures
 from cooc.verified_search import in_turn
@@ -37,7 +37,7 @@ from cooc.verified_search import in_turn
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
-STAGES = ("inliers first", "diffusion", "second round")
+STAGES = ("inliers first", "diffusion", "second round", "thorough")
 PART = 256  # pictures in one part of the cache
 
 
@@ -117,7 +117,10 @@ def _write(folder: Path, codes: dict[str, bytes]) -> None:
 
 
 class Agreements:
-    """What queries and pictures agree on, by each engine: looked at once, whatever the ranking that asks."""
+    """What queries and pictures agree on, by each engine: looked at once, whatever the ranking that asks.
+
+    Queries are numbers; ~n is picture n of the database, asked for in turn.
+    """
 
     def __init__(self, device: str | None = None) -> None:
         self.device = device
@@ -139,7 +142,7 @@ class Agreements:
             blocks = (database[start : start + PART] for start in range(0, len(database), PART))
             found = (one for block in blocks for one in signatures([unpack(code) for code in block]))
             self._words = Inverted.of((number.to_bytes(16), one) for number, one in enumerate(found))
-        (asked,) = signatures([unpack(queries[query])])
+        (asked,) = signatures([unpack(queries[query] if query >= 0 else database[~query])])
         return [int(name, 16) for name in self._words.search(asked, TOP)]
 
     def _known(self, engine: str, query: int, pictures: list[int]) -> list[Agreement]:
@@ -147,7 +150,8 @@ class Agreements:
         new = [number for number in pictures if number not in known]
         database, queries = self.codes[engine]
         features = [unpack(database[number]) for number in new]
-        known.update(zip(new, verify(unpack(queries[query]), features, device=self.device), strict=True))
+        asked = unpack(queries[query] if query >= 0 else database[~query])
+        known.update(zip(new, verify(asked, features, device=self.device), strict=True))
         return [known[number] for number in pictures]
 
 
@@ -179,13 +183,21 @@ def verified_rankings(
         strengths = np.array([one.strength for one in look(first[:top])])
         led = first[:top][np.argsort(-np.where(strengths >= LEAST, strengths, 0), kind="stable")]
         stages["inliers first"].append(_complete(led, row, mine))
-        for stage, repeats in (("diffusion", 1), ("second round", 2)):
+
+        def onward(number: int, without: Set[int], mine: int = mine) -> dict[int, Agreement]:
+            near = nearest(database[number : number + 1], ONWARD, mine)[0].tolist()
+            words = agreements.by_words(~number) if ENGINE in engines else []
+            others = [n for n in in_turn([near, words]) if n not in without | {-1, mine}][:ONWARD]
+            return dict(zip(others, agreements.look(engines, ~number, np.array(others, np.int64)), strict=True))
+
+        for stage, repeats in (("diffusion", 1), ("second round", 2), ("thorough", 2)):
             found = rounds(
                 first,
                 similar[first],
                 vectors=lambda numbers: database[numbers],
                 verify=look,
                 nearest=nearest,
+                onward=onward if stage == "thorough" else None,
                 top=top,
                 repeats=repeats,
             )

@@ -62,6 +62,7 @@ class Options:
     where: Filter | None = None
     min_score: float | None = None
     offset: int = 0
+    thorough: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("k", 1), ("offset", 0)):

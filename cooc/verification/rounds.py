@@ -1,6 +1,7 @@
 """A shortlist in rounds: what is verified leads, and what is near to it is looked at next.
 
     shortlist -> verified -> diffusion from what is verified -> the shortlist that this gives, verified -> diffusion
+    thorough: the strongest of them are queries in turn: what agrees with one of them is found, too -> diffusion
 
 Diffusion (Iscen et al., CVPR 2017) flows on a small graph: the shortlist and the nearest of what is verified. Its cost
 does not grow with the collection, and (docs/verification.md) it ranks as diffusion on the graph of all pictures does.
@@ -9,7 +10,7 @@ Everything here works on plain arrays and three functions; it knows neither an i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,8 @@ TOP = 100  # and those that a round verifies
 LEAST = 8.0  # strength from which a picture is verified: 4 inliers of SIFT, 27 of XFeat, as 1 wrong pair in 1000 has
 SURE = 16.0  # and from which it stands before all others
 NEIGHBOURS = 10  # of a picture in the graph; more blur it (docs/verification.md)
+WITNESSES = 5  # pictures that are sure, from which a thorough search looks onward,
+ONWARD = 50  # at so many pictures from each
 EXPANSION = 50  # nearest pictures of each verified one that join the graph
 NEAREST = 10  # of the query, which are seeds as well,
 FAINT = 0.05  # but weak ones
@@ -52,6 +55,7 @@ def rounds(
     vectors: Callable[[Ids], Vectors],
     verify: Callable[[Ids], Sequence[Agreement]],
     nearest: Callable[[Vectors, int], Ids] | None = None,
+    onward: Callable[[int, Set[int]], dict[int, Agreement]] | None = None,
     strength: Callable[[Agreement], float] = lambda agreement: agreement.strength,
     top: int = TOP,
     least: float = LEAST,
@@ -66,7 +70,8 @@ def rounds(
     (N, D); `verify(ids)` one agreement for each; `nearest(vectors, k)` the ids (N, k) of the pictures nearest to each
     vector, -1 for none. A picture is verified from strength `least`, and sure from `sure`: those stand before all
     others. The graph joins each picture to its `neighbours`; the `expansion` nearest pictures of each verified one join
-    it.
+    it. `onward(id, without)`, if given, ends the rounds by what is found from there: agreements of one picture that is
+    sure with others that it leads to.
     """
     ids, near = np.asarray(ids, np.int64), np.asarray(cosines, np.float64)
     if len(ids) != len(near) or len(np.unique(ids)) != len(ids):
@@ -74,23 +79,37 @@ def rounds(
     if repeats < 1 or top < 1:
         raise InputError(f"repeats is {repeats} and top is {top}: both must be at least 1.")
     known: dict[int, Agreement] = {}
-    order = ids
+    joined, order = ids, ids
+
+    def flow(votes: dict[int, float]) -> tuple[Ids, Scores]:
+        """All pictures that were met, best first: votes flow to what is near, and what is sure stands before."""
+        nonlocal joined, near
+        new = np.array(list(votes), np.int64)
+        if nearest is not None and votes:
+            found = nearest(vectors(new), expansion)
+            new = np.append(new, found[found >= 0])
+        new = np.setdiff1d(new, joined)  # not among the query's nearest: no seeds, cosine 0
+        joined, near = np.concatenate([joined, new]), np.concatenate([near, np.zeros(len(new))])
+        given = np.array([votes.get(i, 0.0) for i in joined.tolist()])
+        spread = diffuse(mutual_graph(vectors(joined), neighbours), seed(given, near))
+        scores = spread / max(spread.max(initial=0), np.finfo(float).tiny)
+        scores = scores + np.where(given >= sure, 1 + given / (1 + given.max(initial=0)), 0)
+        best = np.lexsort((-near, -scores))  # where nothing flows, the nearest first
+        return joined[best], scores[best]
+
     for _ in range(repeats):
         asked = np.array([i for i in order[:top].tolist() if i not in known], np.int64)
         known |= dict(zip(asked.tolist(), verify(asked), strict=True)) if len(asked) else {}
-        verified = np.array([i for i, agreement in known.items() if strength(agreement) >= least], np.int64)
-        if nearest is not None and len(verified):
-            found = np.unique(nearest(vectors(verified), expansion))
-            new = np.setdiff1d(found[found >= 0], ids)  # not among the query's nearest: no seeds, cosine 0
-            ids, near = np.concatenate([ids, new]), np.concatenate([near, np.zeros(len(new))])
-        votes = np.array([strength(known[i]) if i in known else 0.0 for i in ids.tolist()])
-        votes[votes < least] = 0
-        flow = diffuse(mutual_graph(vectors(ids), neighbours), seed(votes, near))
-        scores = flow / max(flow.max(initial=0), np.finfo(float).tiny)
-        scores = scores + np.where(votes >= sure, 1 + votes / (1 + votes.max(initial=0)), 0)
-        best = np.lexsort((-near, -scores))  # where nothing flows, the nearest first
-        order = ids[best]
-    return Ranking(order, scores[best], known)
+        votes = {i: vote for i, agreement in known.items() if (vote := strength(agreement)) >= least}
+        order, scores = flow(votes)
+    if onward is not None:
+        certain = {i: vote for i, vote in votes.items() if vote >= sure}
+        for i in sorted(certain, key=lambda i: -certain[i])[:WITNESSES]:
+            for other, agreement in onward(i, certain.keys()).items():
+                if (vote := min(certain[i], strength(agreement))) >= least:
+                    votes[other] = max(votes.get(other, 0.0), vote)
+        order, scores = flow(votes)
+    return Ranking(order, scores, known)
 
 
 def seed(votes: Scores, cosines: Scores) -> Scores:
