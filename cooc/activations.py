@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from cooc.errors import InputError, UnknownNameError, WeightsError
 from cooc.timm_models import timm_model
 
-__all__ = ["BACKBONES", "Activations", "Backbone", "build_backbone", "resolve_device", "resolve_dtype"]
-
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CAFFE_MEAN, CAFFE_STD = (123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255,) * 3
 LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3

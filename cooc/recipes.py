@@ -27,20 +27,6 @@ from cooc.weights import weights_home
 from cooc.whitening import Whitening
 from cooc.whitening import load as load_whitening
 
-__all__ = [
-    "ARTEFACT",
-    "MULTI_SCALE",
-    "RECIPES",
-    "DescriptorConfig",
-    "Recipe",
-    "find_filter",
-    "find_recipe",
-    "find_whitening",
-    "kept_artefacts",
-    "read_artefact",
-    "shipped",
-]
-
 MULTI_SCALE = (1.0, math.sqrt(0.5), 0.5)
 COOCCURRENCES = ("direct", "learned", "shih", "none")
 ARTEFACT = "descriptor.json"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -155,22 +156,10 @@ def no_reranking(queries: ArrayLike, database: ArrayLike, k: int | None = None) 
 
 
 def k_reciprocal(
-    queries: ArrayLike,
-    database: ArrayLike,
-    k: int | None = None,
-    *,
-    shortlist: int = 400,
-    k1: int = 20,
-    k2: int = 6,
-    weight: float = 0.3,
+    queries: ArrayLike, database: ArrayLike, k: int | None = None, *, shortlist: int = 400, **options: Any
 ) -> Indices:
     """k-reciprocal encoding (Zhong et al., CVPR 2017) of each query among its `shortlist` best matches."""
-    queries, vectors = _pair(queries, database)
-
-    def score(query: Vectors, chosen: Indices) -> Scores:
-        return k_reciprocal_scores(query, vectors[chosen], k1=k1, k2=k2, weight=weight)
-
-    return _rerank(score, queries, vectors, k, shortlist)
+    return _rerank_by(partial(k_reciprocal_scores, **options), queries, database, k, shortlist)
 
 
 def k_reciprocal_scores(
@@ -214,21 +203,10 @@ def _mutual(order: Indices, k: int) -> NDArray[np.float32]:
 
 
 def superglobal(
-    queries: ArrayLike,
-    database: ArrayLike,
-    k: int | None = None,
-    *,
-    shortlist: int = 400,
-    neighbours: int = 9,
-    beta: float = 0.15,
+    queries: ArrayLike, database: ArrayLike, k: int | None = None, *, shortlist: int = 400, **options: Any
 ) -> Indices:
     """The global re-ranking of SuperGlobal (Shao et al., ICCV 2023) on the `shortlist` best matches of each query."""
-    queries, vectors = _pair(queries, database)
-
-    def score(query: Vectors, chosen: Indices) -> Scores:
-        return superglobal_scores(query, vectors[chosen], neighbours=neighbours, beta=beta)
-
-    return _rerank(score, queries, vectors, k, shortlist)
+    return _rerank_by(partial(superglobal_scores, **options), queries, database, k, shortlist)
 
 
 def superglobal_scores(query: ArrayLike, candidates: ArrayLike, *, neighbours: int = 9, beta: float = 0.15) -> Scores:
@@ -400,6 +378,18 @@ def _rerank(
         head = row[:shortlist].copy()
         row[:shortlist] = head[np.argsort(-score(query, head), kind="stable")]
     return order[:, :k]
+
+
+def _rerank_by(
+    scores: Callable[[Vectors, Vectors], Scores],
+    queries: ArrayLike,
+    database: ArrayLike,
+    k: int | None,
+    shortlist: int,
+) -> Indices:
+    """The same by `scores(query, candidates)` of vectors."""
+    queries, vectors = _pair(queries, database)
+    return _rerank(lambda query, chosen: scores(query, vectors[chosen]), queries, vectors, k, shortlist)
 
 
 def _pair(queries: ArrayLike, database: ArrayLike) -> tuple[Vectors, Vectors]:

@@ -29,8 +29,6 @@ from cooc.verification.rounds import LEAST, SHORTLIST, TOP, rounds
 from cooc.verification.verifier import verify
 from cooc.verification.words import signatures
 
-__all__ = ["Features", "find_verified", "verify_pictures"]
-
 Features = tuple[LocalFeatures, ...]  # of one picture, by one engine or more
 Numbers = NDArray[np.int64]
 Id = TypeVar("Id", bound=Hashable)

@@ -37,8 +37,6 @@ from rich.logging import RichHandler
 from cooc import __version__
 from cooc.errors import CoocError, InputError, MachineError
 
-__all__ = ["app", "err", "main", "out", "renew_consoles", "run"]
-
 # What people do with their pictures, in this order; all other commands come after these in the help.
 EVERYDAY = (
     "index", "search", "duplicates", "status", "watch", "add", "remove", "tag", "serve", "match", "explain", "heatmap"

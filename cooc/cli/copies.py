@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cooc.cli import app, err, out
-from cooc.cli.describing import JsonOption, _check_output, _writing
-from cooc.cli.indexing import IndexOption, find_index
-from cooc.cli.searching import FolderOption, _filter
+from cooc.cli import app, err, options, out
+from cooc.cli.indexing import find_index
+from cooc.cli.writing import check_output, writing
 from cooc.errors import PARTIAL, InputError, MachineError, counted
 
 if TYPE_CHECKING:
@@ -30,16 +29,13 @@ if TYPE_CHECKING:
 
 @app.command()
 def duplicates(
-    index: IndexOption = "",
+    index: options.Index = "",
     threshold: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="Least similarity of two. [default: 0.8; 0.15 where geometry decides]"),
     ] = None,
-    verify: Annotated[
-        bool | None,
-        typer.Option("--verify/--no-verify", help="Let geometry decide. [default: if the index has features]"),
-    ] = None,
-    folder: FolderOption = "",
+    verify: options.Verify = None,
+    folder: options.Folder = "",
     html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page that shows the groups.")] = None,
     rest: Annotated[
         bool, typer.Option("--list", help="Print only the files that need not be kept, a line each.")
@@ -51,7 +47,7 @@ def duplicates(
         Literal["hard", "symbolic"] | None,
         typer.Option(help="Make what has the same bytes as the one that is kept a link to it."),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """List groups of copies: re-saved ones, smaller ones, crops, turned and mirrored ones; and which one to keep.
 
@@ -63,17 +59,18 @@ def duplicates(
     --link says so. A copy that was cropped or changed on purpose is a copy, too: look before you move.
     """
     from cooc.image_search import ImageSearch
+    from cooc.index.records import Filter
     from cooc.keeping import choose
 
     if sum([rest, bool(move), bool(link), as_json]) > 1:
         raise InputError("Choose one of --list, --move, --link and --json.")
     if html is not None:
-        _check_output(html, ".html", ".htm")
+        check_output(html, ".html", ".htm")
     groups = pictures = 0
     shown: list[Choice] = []
     with ImageSearch.open(find_index(index), write=move is not None) as found:
         act = _Act(found, move, link) if move or link else None
-        for group in found.duplicates(threshold, where=_filter(folder, "", "", None), verify=verify):
+        for group in found.duplicates(threshold, where=Filter(folder) if folder else None, verify=verify):
             groups, pictures = groups + 1, pictures + len(group)
             choice = choose(group, found.collection)
             shown += [choice] if html else []
@@ -87,7 +84,7 @@ def duplicates(
             if act is not None:
                 act.on(choice)
         if html is not None:
-            with _writing(html) as stream:
+            with writing(html) as stream:
                 stream.write(_page(shown, found).encode())
             err.print(f"Written: {html}", markup=False)
     if act is not None:

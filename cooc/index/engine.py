@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from cooc.index.examine import Candidate, Examined, Reader
 from cooc.pictures import Collection, Folder
 from cooc.pictures.batches import Item, default_workers
 from cooc.pictures.shared_memory import Beside
+from cooc.verification.extraction import Extraction
 
 FEW = 32  # pictures: for no more than that, starting worker processes costs more time than they save
 
@@ -31,14 +32,6 @@ class Made(NamedTuple):
 Described = tuple[Examined, Made | CoocError]  # what was made, or why there is nothing
 
 
-class Extraction(Beside, Protocol):
-    """What makes local features: `cooc.verification.extraction.Extraction`. Called where a picture is decoded."""
-
-    def finish(self, aside: Any, device: str) -> bytes:
-        """The code of a picture, from what the call gave. Here is torch, and the network's device."""
-        ...
-
-
 class Engine(Protocol):
     def describe(self, collection: Collection, files: Iterable[Candidate], decide: Decide) -> Iterator[Described]:
         """Examine all files, ask about each, and describe those that must be; files are taken as there is room."""
@@ -50,6 +43,11 @@ class Describer(Protocol):
 
     @property
     def device(self) -> Device: ...
+    @property
+    def fingerprint(self) -> str:
+        """Of all that its vectors depend on."""
+        ...
+
     def stream(
         self, items: Iterable[Item], *, workers: int | None = None, beside: Beside | None = None
     ) -> Iterator[tuple[Item, Vector | CoocError]]:

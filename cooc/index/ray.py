@@ -24,13 +24,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from cooc.errors import CoocError, InputError, MachineError, StoreMismatchError
-from cooc.index.engine import Decide, Described, Describer, Extraction, Made, describe_items
+from cooc.index.engine import Decide, Described, Describer, Made, describe_items
 from cooc.index.examine import READERS, Candidate, Examined, examine
 from cooc.pictures import Collection
 from cooc.pictures.faults import is_machine
+from cooc.verification.extraction import Extraction
 
 UNDER_WAY = 3  # chunks at each worker: one is described, one is read, one waits
 CHUNK_SECONDS = 2.0  # of work in a chunk: little is lost with one, and calls cost nothing beside it
@@ -45,14 +46,7 @@ LOST = "Each worker that was given it ended without an answer; it may be too lar
 log = logging.getLogger("cooc")
 
 
-class Fingerprinted(Describer, Protocol):
-    """A describer that says what its vectors depend on."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-
-Build = Callable[[str, int], Fingerprinted]  # device, threads -> descriptor; runs on the workers
+Build = Callable[[str, int], Describer]  # device, threads -> descriptor; runs on the workers
 
 
 @dataclass

@@ -11,7 +11,7 @@ import operator
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,17 @@ class Results:
     query_vector: NDArray[np.float32]  # (D,)
     seconds: float
     checked: bool = False  # by geometry? Then what is not verified is merely similar
+
+
+class Ways(TypedDict, total=False):
+    """See `ImageSearch.search`."""
+
+    expand: str | None
+    rerank: str | None
+    augment: bool
+    where: Filter | None
+    min_score: float | None
+    offset: int
 
 
 @dataclass(frozen=True)

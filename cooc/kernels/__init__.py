@@ -24,8 +24,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["compact_bilinear", "cooccurrence", "cooccurrence_factored", "linear_pooling", "usable"]
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _failed: set[str] = set()

@@ -15,8 +15,6 @@ from cooc.verification.engine import Pixels
 from cooc.verification.engines import ENGINES, LONGEST, extract, parts
 from cooc.verification.features import pack
 
-__all__ = ["Aside", "Extraction"]
-
 
 class Aside(NamedTuple):
     """Of one picture: codes by engine, as far as they are made, and what the others need."""

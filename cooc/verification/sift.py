@@ -15,15 +15,13 @@ import numpy as np
 from cooc.verification.coding import Projection, quantise
 from cooc.verification.engine import Detected, Pixels
 
-__all__ = ["detect_sift", "root_sift"]
-
 CONTRAST = 0.02  # half of OpenCV's default: facades in the shade have features as well
 EMPTY = np.zeros((0, 128), np.float32)
 
 
 @cache
 def projection() -> Projection:
-    """128 values to 64, by `Projection.fit` on landmark photos."""
+    """128 values to 64, by `benchmarks.fitting.fit_projection` on landmark photos."""
     return Projection.load(Path(__file__).parents[1] / "data" / "rootsift.npy")
 
 

@@ -24,7 +24,7 @@ from cooc.errors import InputError, StoreMismatchError
 from cooc.image_search import ImageSearch
 from cooc.index import create_store, open_store
 from cooc.index.export import export_index
-from cooc.index.importing import Exported, import_index
+from cooc.index.importing import Exported
 from cooc.index.records import StoreMeta
 from cooc.index.store import Store
 from cooc.recipes import find_recipe
@@ -408,11 +408,11 @@ def test_the_2500th_row_is_wrong(target: Store, tmp_path: Path, name: str) -> No
     with pytest.raises(InputError, match="rows from 2000 on"):
         Exported(tmp_path / name).check()
     with pytest.raises(InputError, match="rows from 2000 on"):  # the file has changed since it was checked
-        import_index(target, Exported(tmp_path / name))
+        target.add_all(Exported(tmp_path / name))
     assert list(target.records()) == before
     assert target.verify() == []
     write(tmp_path, name, meta, rows, vectors)
-    assert import_index(target, Exported(tmp_path / name)) == 2500
+    assert target.add_all(Exported(tmp_path / name)) == 2500
     assert len(target) == 2502
 
 
