@@ -16,12 +16,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from cooc.activations import BACKBONES
 from cooc.errors import InputError, UnknownNameError, WhiteningError
+from cooc.files import DATA
 from cooc.pooling import MASKS, POOLINGS
 from cooc.weights import weights_home
 from cooc.whitening import Whitening
@@ -208,7 +208,7 @@ def find_whitening(config: DescriptorConfig) -> Whitening:
 
 
 def shipped(folder: str, name: str) -> Path | None:
-    path = Path(str(resources.files("cooc"))) / "data" / folder / f"{name}.safetensors"
+    path = DATA / folder / f"{name}.safetensors"
     return path if path.is_file() else None
 
 

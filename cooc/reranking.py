@@ -92,22 +92,6 @@ def no_expansion(queries: ArrayLike, database: ArrayLike) -> Vectors:
     return _pair(queries, database)[0].copy()
 
 
-def average_expansion(
-    queries: ArrayLike,
-    database: ArrayLike,
-    n: int = 10,
-    *,
-    exclude: ArrayLike | None = None,
-    found: Found | None = None,
-) -> Vectors:
-    """AQE (Chum et al., ICCV 2007): L2 of the query plus the sum of its `n` best matches.
-
-    `exclude` holds, for each query, the row of the database that is the query's own image (-1: it has none): that row
-    is not counted. `found = (indices, scores)` is a search result to use instead of ranking here; -1 fills short rows.
-    """
-    return alpha_expansion(queries, database, n, alpha=0, exclude=exclude, found=found)
-
-
 def alpha_expansion(
     queries: ArrayLike,
     database: ArrayLike,
@@ -117,7 +101,11 @@ def alpha_expansion(
     exclude: ArrayLike | None = None,
     found: Found | None = None,
 ) -> Vectors:
-    """alphaQE (Radenovic et al., TPAMI 2018): as `average_expansion`, but each match weighs max(score, 0)^alpha."""
+    """alphaQE (Radenovic et al., TPAMI 2018): L2 of the query plus its `n` best matches, weighing max(score, 0)^alpha.
+
+    `exclude` holds, for each query, the row of the database that is the query's own image (-1: it has none): that row
+    is not counted. `found = (indices, scores)` is a search result to use instead of ranking here; -1 fills short rows.
+    """
     queries, database = _pair(queries, database)
     n = _count("n", n)
     if not alpha >= 0:
@@ -131,6 +119,9 @@ def alpha_expansion(
         for rows in _blocks(len(queries), _rows_for(n * database.shape[1])):
             expanded[rows] += np.einsum("qn,qnd->qd", weights[rows], database[indices[rows]])
     return unit_rows(expanded)
+
+
+average_expansion = partial(alpha_expansion, alpha=0)  # AQE (Chum et al., ICCV 2007): each match weighs 1
 
 
 def database_augmentation(database: ArrayLike, n: int = 10, alpha: float = 3) -> Vectors:

@@ -21,10 +21,10 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from cooc.errors import InputError, UnknownNameError
+from cooc.files import DATA
 
 MISSING = "not measured"
 USABLE = 0.8  # of a machine's memory and disk: the rest is the system's, and for growth
@@ -97,9 +97,7 @@ class Need:
 
 
 def packaged() -> Constants:
-    file = resources.files("cooc") / "data" / "planning.json"
-    found: Constants = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return dict(json.loads((DATA / "planning.json").read_text(encoding="utf-8")))
 
 
 # What follows

@@ -6,7 +6,6 @@ Nothing is ever deleted, and nothing is done that loses a picture: `--move` take
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from cooc.cli import app, err, options, out
 from cooc.cli.indexing import find_index
 from cooc.cli.writing import check_output, writing
 from cooc.errors import PARTIAL, InputError, MachineError, counted
+from cooc.files import file_hash
 
 if TYPE_CHECKING:
     from cooc.image_search import ImageSearch
@@ -192,14 +192,9 @@ class _Act:
 def _is_still(file: Path, record: Record) -> bool:
     """A file of its own, with the bytes that were indexed."""
     try:
-        return not file.is_symlink() and _sha256(file) == record.sha256
+        return not file.is_symlink() and file_hash(file) == record.sha256
     except OSError:
         return False
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _carry(file: Path, target: Path, sha256: str) -> None:
@@ -217,7 +212,7 @@ def _carry(file: Path, target: Path, sha256: str) -> None:
             new.flush()
             os.fsync(new.fileno())
             shutil.copystat(file, target)
-            if _sha256(target) != sha256:
+            if file_hash(target) != sha256:
                 raise MachineError(f"{target} is not what was written there: is its disk well? {file} stays.")
         except BaseException:
             target.unlink()

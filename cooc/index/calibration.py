@@ -20,13 +20,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cooc.errors import InputError
+from cooc.files import DATA
 from cooc.reranking import rank
 
 NOTE = "calibration"  # of an index: curves by the names of their scores
@@ -70,9 +70,7 @@ def find(space: str | None, notes: Mapping[str, Any] | None = None) -> Calibrati
 
 @cache
 def _shipped() -> dict[str, dict[str, Any]]:
-    file = resources.files("cooc") / "data" / "calibration.json"
-    found: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return dict(json.loads((DATA / "calibration.json").read_text(encoding="utf-8")))
 
 
 # Fitting

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator
 
 from cooc.errors import CoocError
-from cooc.index.engine import FEW
+from cooc.index.engine import FEW, Extraction
 from cooc.index.records import Record
 from cooc.index.report import Progress, Report, Stop
 from cooc.index.run import Run
@@ -17,7 +17,6 @@ from cooc.index.store import Store
 from cooc.pictures import Collection
 from cooc.pictures.batches import Item, decode, default_workers
 from cooc.pictures.faults import blame
-from cooc.verification.extraction import Extraction
 
 CHECKED = 10_000  # pictures: the codes of so many are read in every run, to find damaged ones
 TOGETHER = 1000  # contents that are looked out for at once

@@ -53,12 +53,11 @@ def intact_blocks(store: Store, where: Filter | None = None, *, features: bool =
     for block in blocks(store.records(where), BLOCK):
         ids, vectors = intact(store, [record.id for record in block])
         good = set(ids)
-        for record in block:
-            if record.id not in good:
-                log.warning("%s is left out: its vector is damaged.", show(record.path))
-        yield Block(
-            [record for record in block if record.id in good], vectors, store.features(ids) if features else None
-        )
+        left = [record.id for record in block if record.id not in good]
+        for record in filter(None, store.get(left)):  # others have been removed meanwhile
+            log.warning("%s is left out: its vector is damaged.", show(record.path))
+        records = [record for record in block if record.id in good]
+        yield Block(records, vectors, store.features(ids) if features else None)
 
 
 def restore(snapshot: str, index: str, *, root: str | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from cooc.index.examine import Candidate, Examined, Reader
 from cooc.pictures import Collection, Folder
 from cooc.pictures.batches import Item, default_workers
 from cooc.pictures.shared_memory import Beside
-from cooc.verification.extraction import Extraction
 
 FEW = 32  # pictures: for no more than that, starting worker processes costs more time than they save
 
@@ -30,6 +29,14 @@ class Made(NamedTuple):
 
 
 Described = tuple[Examined, Made | CoocError]  # what was made, or why there is nothing
+
+
+class Extraction(Beside, Protocol):
+    """What makes local features: `cooc.verification.extraction.Extraction`. Called where a picture is decoded."""
+
+    def finish(self, aside: Any, device: str) -> bytes:
+        """The code of a picture, from what the call gave. Here is torch, and the network's device."""
+        ...
 
 
 class Engine(Protocol):

@@ -126,11 +126,7 @@ class Reader:
 
     def _replace(self) -> None:
         self.pool.shutdown(wait=False)
-        self.pool = _processes(READERS)
-
-
-def _processes(count: int) -> Executor:
-    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), start)
+        self.pool = ProcessPoolExecutor(READERS, multiprocessing.get_context("spawn"), start)
 
 
 def _examine_alone(address: str, collection: Collection, file: Candidate) -> Examined:

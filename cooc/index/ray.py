@@ -27,11 +27,10 @@ from functools import partial
 from typing import Any
 
 from cooc.errors import CoocError, InputError, MachineError, StoreMismatchError
-from cooc.index.engine import Decide, Described, Describer, Made, describe_items
+from cooc.index.engine import Decide, Described, Describer, Extraction, Made, describe_items
 from cooc.index.examine import READERS, Candidate, Examined, examine
 from cooc.pictures import Collection
 from cooc.pictures.faults import is_machine
-from cooc.verification.extraction import Extraction
 
 UNDER_WAY = 3  # chunks at each worker: one is described, one is read, one waits
 CHUNK_SECONDS = 2.0  # of work in a chunk: little is lost with one, and calls cost nothing beside it

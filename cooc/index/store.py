@@ -304,10 +304,15 @@ def blocks(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
 
 
 def intact(store: Store, ids: Iterable[str]) -> tuple[list[str], Vectors]:
-    """Vectors of the images that have good ones, and which these are."""
+    """Which of these images are still there (another process may have removed some) and have good vectors; these."""
     wanted = list(ids)
     while True:
         try:
             return wanted, store.vectors(wanted)
         except VectorDamagedError as error:
             wanted = [name for name in wanted if name not in error.ids]
+        except InputError:
+            left = [name for name, record in zip(wanted, store.get(wanted), strict=True) if record is not None]
+            if len(left) == len(wanted):
+                raise
+            wanted = left

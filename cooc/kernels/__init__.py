@@ -24,6 +24,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from cooc.errors import first_line
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _failed: set[str] = set()
@@ -56,8 +58,8 @@ def _attempt(name: str, function: str, tensors: tuple[Tensor, ...], *options: An
         raise
     except Exception as error:  # whatever a kernel's compiler says: the torch form gives the same result
         _failed.add(name)
-        first = (str(error).strip() or repr(error)).splitlines()[0][:200]
-        logging.getLogger("cooc").warning("GPU kernel %r failed (%s); torch's own operations are used.", name, first)
+        reason = first_line(error)[:200]
+        logging.getLogger("cooc").warning("GPU kernel %r failed (%s); torch's own operations are used.", name, reason)
         return None
 
 

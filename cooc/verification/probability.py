@@ -15,14 +15,14 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 
 from cooc.errors import InputError
+from cooc.files import DATA
 from cooc.verification.agreement import Agreement
 
 PROVEN = 0.5  # from which two pictures are said to show the same thing
 SMALLEST = 0.02  # spread is not taken for smaller
-FILE = Path(__file__).parents[1] / "data" / "verification.json"
+FILE = DATA / "verification.json"
 
 
 @dataclass(frozen=True)

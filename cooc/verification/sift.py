@@ -7,11 +7,11 @@ cannot do: mirrored pictures, views more than some 50 degrees apart, day and nig
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import cv2
 import numpy as np
 
+from cooc.files import DATA
 from cooc.verification.coding import Projection, quantise
 from cooc.verification.engine import Detected, Pixels
 
@@ -22,7 +22,7 @@ EMPTY = np.zeros((0, 128), np.float32)
 @cache
 def projection() -> Projection:
     """128 values to 64, by `benchmarks.fitting.fit_projection` on landmark photos."""
-    return Projection.load(Path(__file__).parents[1] / "data" / "rootsift.npy")
+    return Projection.load(DATA / "rootsift.npy")
 
 
 def root_sift(pixels: Pixels, limit: int) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from cooc.errors import InputError, StoreMismatchError
 from cooc.image_search import ImageSearch
-from cooc.index import create_store, open_store
+from cooc.index import copying, create_store, open_store
 from cooc.index.export import export_index
 from cooc.index.importing import Exported
 from cooc.index.records import StoreMeta
@@ -433,6 +433,20 @@ def test_killed_in_the_middle(exported: Path) -> None:
 
 
 # damage
+
+
+def test_pictures_that_go_meanwhile_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process removes them; that is no damage, and no reason to stop."""
+    monkeypatch.setattr(copying, "BLOCK", 1)
+    with create_store(str(tmp_path / "source"), META) as store, caplog.at_level(logging.WARNING, "cooc"):
+        store.add(RECORDS, random_vectors(12))
+        going = copying.intact_blocks(store)
+        next(going)
+        store.remove([RECORDS[1].path])
+        assert [one.path for block in going for one in block.records] == [one.path for one in RECORDS[2:]]
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from filelock import Timeout
 
 from cooc.index.embedded.coding import Coding
 from cooc.index.embedded.graph import build_graph, load_graph
 from cooc.index.embedded.nearest import Graph, View
-from cooc.index.embedded.rowfile import CHUNK, Fetch, RowFile, Rows, file_name
+from cooc.index.embedded.rowfile import CHUNK, Fetch, RowFiles, Rows
 from cooc.index.embedded.rows import State, fetch, read_state
 
 log = logging.getLogger("cooc")
@@ -78,28 +77,26 @@ class Cache:
             rows.append(codes, ids)
             missing += len(ids)
         if missing >= FILED_FROM and not self.coding.small:
-            attempt(lambda: RowFile(self.folder, state.epoch, self.coding).extend(rows.get, state.slots))
+            attempt(lambda: self._files(state).extend(rows.get, state.slots))
         self._rows = rows
         return rows
 
     def _read_file(self, rows: Rows, state: State, load: Fetch) -> None:
-        file = RowFile(self.folder, state.epoch, self.coding)
-        damaged = file.load(rows, state.slots)
+        files = self._files(state)
+        damaged = files.load(rows, state.slots)
         if damaged is not None:
-            log.warning("%s is damaged, and made again from the index.", file.path)
+            log.warning("%s is damaged, and made again from the index.", damaged.path)
+            files.drop(damaged.first)
         if not _agree(rows, state, load):
             rows.count = 0
-            file.cut()
-        elif damaged is not None:
-            file.cut(damaged)
+            files.drop()
 
     def follow(self, connection: sqlite3.Connection) -> None:
         """Bring the file up to date without a search: by who writes, for those who will search."""
         state = read_state(connection)
-        epoch, slots = state.epoch, state.slots
-        file = RowFile(self.folder, epoch, self.coding)
-        if not self.coding.small and slots - file.count >= FILED_FROM:
-            attempt(lambda: file.extend(partial(fetch, connection, self.coding), slots))
+        files = self._files(state)
+        if not self.coding.small and state.slots - files.count >= FILED_FROM:
+            attempt(lambda: files.extend(partial(fetch, connection, self.coding), state.slots))
 
     def build_graph(self, connection: sqlite3.Connection) -> tuple[int, int, int, str]:
         """Build the graph, or extend it by what is new; return its size, crc32 and ef, and the epoch."""
@@ -114,9 +111,9 @@ class Cache:
     def clean(self, connection: sqlite3.Connection) -> None:
         """Delete the files of former epochs, and those of older versions of cooc."""
         state = read_state(connection)
-        keep = {file_name(state.epoch, self.coding), self._graph_path(state).name, "lock"}
+        keep = {block.path for block in self._files(state).blocks()} | {self._graph_path(state)}
         for path in self.folder.glob("*"):
-            if path.name not in keep:
+            if path not in keep:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -125,6 +122,9 @@ class Cache:
 
     def _forget(self) -> None:
         self._rows = self._graph = self._seen = None
+
+    def _files(self, state: State) -> RowFiles:
+        return RowFiles(self.folder, state.epoch, self.coding)
 
     def _graph_path(self, state: State) -> Path:
         return self.folder / f"graph-{state.epoch}-{state.graph}.hnsw"
@@ -153,8 +153,6 @@ def attempt(work: Callable[[], _T]) -> _T | None:
     """Do something for the cache. Where the folder cannot be read or written, searching goes on without it."""
     try:
         return work()
-    except Timeout:  # another process is at it
-        return None
     except OSError as error:
         log.warning("The index's cache could not be used and is done without: %s", error)
         return None

@@ -137,7 +137,8 @@ def connect(folder: Path, *, write: bool = False) -> Connection:
             return connection
         except sqlite3.OperationalError as error:
             connection.close()
-            if write or os.access(folder, os.W_OK) or _wal_bytes(path) or not _cannot_open(error):
+            refused = _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+            if write or os.access(folder, os.W_OK) or _wal_bytes(path) or not refused:
                 raise
         except BaseException:
             connection.close()
@@ -184,10 +185,6 @@ def version(connection: sqlite3.Connection) -> int:
     """The format of the index. One of 1 or 2 is read as it is; who opens it for writing makes it one of 3."""
     (found,) = connection.execute("PRAGMA user_version").fetchone()
     return int(found)
-
-
-def _cannot_open(error: sqlite3.Error) -> bool:
-    return _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
 
 def _code(error: sqlite3.Error) -> int:

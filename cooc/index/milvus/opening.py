@@ -99,4 +99,5 @@ def _move(server: Server, meta: StoreMeta) -> None:
         begun = new.ask("has_collection") and META in new.properties()
         with _opened(there, write=True) if begun else _created(there, replace(meta, format=FORMAT)) as copy:
             former.copy(old, meta.dim, copy)
-    former.take_place(server)
+    server.ask("drop_collection")
+    former.take_up(server)

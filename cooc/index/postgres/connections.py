@@ -102,10 +102,6 @@ class Server:
 
     # opening and closing
 
-    def connect(self) -> Connection:
-        with self.explained():
-            return self._connect()
-
     def become_writer(self) -> None:
         with self.explained():
             self._writer = self._locked()
@@ -120,7 +116,7 @@ class Server:
         while self._idle:
             self._idle.pop().close()
 
-    def _connect(self) -> Connection:
+    def connect(self) -> Connection:
         here = f"cooc process {os.getpid()} on {socket.gethostname()}"[:63]
         options = {"application_name": here, **self.address.options, "client_encoding": "utf8"}
         # Each statement is planned for its own values: a plan for any vector and any filter is a plan for none.
@@ -141,7 +137,7 @@ class Server:
 
     def _locked(self) -> Connection:
         """A connection that holds the writer's lock for as long as it lives."""
-        connection = self._connect()
+        connection = self.connect()
         try:
             for name, value in (  # so that a client which is no more does not hold the lock for hours
                 ("client_connection_check_interval", "5s"),
@@ -191,7 +187,7 @@ class Server:
     @contextmanager
     def one_state(self) -> Iterator[None]:
         """All that this thread reads meanwhile is of one committed state."""
-        with self.explained(), self._connect() as connection, connection.transaction():
+        with self.explained(), self.connect() as connection, connection.transaction():
             self._frozen.connection = connection
             try:
                 yield
@@ -244,7 +240,7 @@ class Server:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._connect()
+            connection = self.connect()
         try:
             yield connection
         except psycopg.OperationalError:

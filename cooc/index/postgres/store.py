@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -39,8 +39,6 @@ from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Vec
 
 DIMENSIONS = 16_000  # that pgvector holds
 PGVECTOR = (0, 8)  # has iterative scans
-
-_T = TypeVar("_T")
 
 
 def open_store(address: str, *, write: bool = False) -> PostgresStore:
@@ -115,7 +113,7 @@ class PostgresStore(Store):
         return row[0], replace(StoreMeta(**json.loads(row[1])), features=engines)
 
     def __len__(self) -> int:
-        return self._read(tables.read_state).images
+        return self._server.read(tables.read_state).images
 
     # changes
 
@@ -271,7 +269,7 @@ class PostgresStore(Store):
         return {name.hex(): (path_text(path), vectors.get(name)) for name, path, *_ in found}
 
     def _codes(self, ids: set[bytes]) -> list[Code]:
-        return self._read(lambda connection: features.read(connection, ids))
+        return self._server.read(lambda connection: features.read(connection, ids))
 
     def without_features(self, *, check: bool = False) -> Iterator[Record]:
         if not self.meta.features:
@@ -283,14 +281,14 @@ class PostgresStore(Store):
             yield from self._records(f"sha256 IN (SELECT sha256 FROM features WHERE {features.DAMAGED}) ORDER BY path")
 
     def _count_features(self) -> FeatureCount:
-        return self._read(features.count)
+        return self._server.read(features.count)
 
     def _search(self, queries: Vectors, k: int, where: Filter | None, exact: bool | None) -> SearchResult:
         def work(connection: Connection) -> Any:
             with connection.transaction():
                 return self._nearest.search(connection, queries, k, where, bool(exact))
 
-        found = self._read(work)
+        found = self._server.read(work)
         scores = np.array([[-distance for _, distance, _ in hits] for hits in found], np.float32)
         width = len(found[0]) if found else 0
         return SearchResult(scores.reshape(len(found), width), [[name.hex() for name, *_ in hits] for hits in found])
@@ -303,7 +301,7 @@ class PostgresStore(Store):
             copy_to_folder(dest, self, intact_blocks(self, features=True), self.bad_files())
 
     def _problems(self) -> list[str]:
-        return self._read(self._problems_seen)
+        return self._server.read(self._problems_seen)
 
     def _problems_seen(self, connection: Connection) -> list[str]:
         harmed = f"NOT {WHOLE} OR " if self._format >= 3 else ""
@@ -353,11 +351,8 @@ class PostgresStore(Store):
 
     # how it works
 
-    def _read(self, work: Callable[[Connection], _T]) -> _T:
-        return self._server.read(work)
-
     def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        return self._read(lambda connection: connection.execute(statement, values, binary=True).fetchall())
+        return self._server.read(lambda connection: connection.execute(statement, values, binary=True).fetchall())
 
     def _records(self, condition: str, *values: object) -> list[Record]:
         return [record(row) for row in self._rows(f"SELECT {RECORD} FROM images WHERE {condition}", *values)]
