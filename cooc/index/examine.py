@@ -40,12 +40,9 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Examined:
+class Examined(Candidate):
     """The same after its content was read: the header of the picture, or the reason why there is none."""
 
-    file: Entry
-    known: Record | None
-    damaged: bool = False
     sha256: str = ""
     info: ImageInfo | None = None
     picture: Picture | None = None  # to be decoded

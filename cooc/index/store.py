@@ -76,6 +76,7 @@ class Store(ABC):
 
     _meta: StoreMeta
     shown: str  # for messages: "the index in FOLDER"
+    _said = False  # that pictures are not searched
 
     @property
     def meta(self) -> StoreMeta:
@@ -247,6 +248,15 @@ class Store(ABC):
 
     @abstractmethod
     def _search(self, queries: Vectors, k: int, where: Filter | None, exact: bool | None) -> SearchResult: ...
+
+    def _left_out(self, damaged: int) -> None:
+        """By a search, for their vectors. It is said once, however often it happens."""
+        if damaged and not self._said:
+            self._said = True
+            log.warning(
+                "%d pictures are not searched: their vectors are damaged. The next `cooc index` describes them again.",
+                damaged,
+            )
 
     # upkeep
 

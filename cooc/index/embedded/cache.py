@@ -39,7 +39,6 @@ class Cache:
         self._rows: Rows | None = None
         self._graph: Graph | None = None
         self._seen: tuple[State, View] | None = None
-        self._warned = False
 
     def view(self, connection: sqlite3.Connection) -> View:
         state = read_state(connection)
@@ -54,7 +53,7 @@ class Cache:
         live = np.ones(state.slots, np.bool_)
         live[[slot for (slot,) in connection.execute("SELECT slot FROM removed")]] = False
         there = np.bitwise_or.reduce(ids.view(np.uint64), axis=1) != 0  # no id: there was nothing good to fetch
-        self._warn(int(np.count_nonzero(live & ~there)))
+        damaged = int(np.count_nonzero(live & ~there))
         live &= there
         if self._graph is None or self._graph.size != state.graph:
             path, covered = self._graph_path(state), codes[: state.graph]
@@ -63,7 +62,7 @@ class Cache:
                 if 0 < state.graph <= len(codes)
                 else None
             )
-        return View(self.coding, codes, ids, live, int(np.count_nonzero(live)), self._graph)
+        return View(self.coding, codes, ids, live, int(np.count_nonzero(live)), damaged, self._graph)
 
     def _filled(self, connection: sqlite3.Connection, state: State) -> Rows:
         """All rows of a state in memory: those that are there, then those in the file, then those in SQLite alone."""
@@ -128,15 +127,6 @@ class Cache:
 
     def _graph_path(self, state: State) -> Path:
         return self.folder / f"graph-{state.epoch}-{state.graph}.hnsw"
-
-    def _warn(self, damaged: int) -> None:
-        """Once, however often the view is renewed."""
-        if damaged and not self._warned:
-            self._warned = True
-            log.warning(
-                "%d pictures are not searched: their vectors are damaged. The next `cooc index` describes them again.",
-                damaged,
-            )
 
 
 def _agree(rows: Rows, state: State, load: Fetch) -> bool:

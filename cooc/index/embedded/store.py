@@ -256,6 +256,7 @@ class EmbeddedStore(Store):
             return view, slots
 
         view, slots = self._read(work)
+        self._left_out(view.damaged)
         approximate = view.count >= APPROXIMATE_FROM if exact is None else not exact
         scores, found = view.search(queries, k, slots, approximate)
         names = view.ids[found.ravel()].tobytes().hex()

@@ -61,7 +61,6 @@ class MilvusStore(Store):
         self._files = FeatureFiles(place(server.address, features["at"])) if features else None
         self._server = server
         self._block = max(1, min(PAGE, REQUEST // (4 * meta.dim)))  # vectors in one request
-        self._warned = False
 
     def __len__(self) -> int:
         return int(self._server.query(rows.images(), ["count(*)"], None)[0]["count(*)"])
@@ -282,12 +281,7 @@ class MilvusStore(Store):
         structure = structure or structures.current(self._server)
         search = Search(self._server, structure, rows.images(where), self.meta.dim, self._block)
         best = search.nearest(queries, k, bool(exact))
-        if search.damaged and not self._warned:
-            self._warned = True
-            log.warning(
-                "%d pictures are not searched: their vectors are damaged. The next `cooc index` describes them again.",
-                len(search.damaged),
-            )
+        self._left_out(len(search.damaged))
         width = min((len(one.ids) for one in best), default=0)
         scores = np.array([one.scores[:width] for one in best], np.float32).reshape(len(best), width)
         return SearchResult(scores, [one.ids[:width] for one in best])

@@ -288,7 +288,8 @@ class PostgresStore(Store):
             with connection.transaction():
                 return self._nearest.search(connection, queries, k, where, bool(exact))
 
-        found = self._server.read(work)
+        found, damaged = self._server.read(work)
+        self._left_out(damaged)
         scores = np.array([[-distance for _, distance, _ in hits] for hits in found], np.float32)
         width = len(found[0]) if found else 0
         return SearchResult(scores.reshape(len(found), width), [[name.hex() for name, *_ in hits] for hits in found])
