@@ -6,9 +6,11 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped,unused-ignore]
 
 from benchmarks.__main__ import app as benchmarks_app
 from cooc.cli import app
@@ -42,11 +44,29 @@ def real_weights() -> Callable[[str], dict[str, torch.Tensor]]:
     return functools.cache(load_weights)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _servers() -> Iterator[None]:
+# Milvus takes a third of a core even while nobody asks it anything: one process tests it, and ends it then.
+SERVED = ("export", "features", "milvus", "on_server", "postgres", "restore", "store")
+WITH_SERVERS = frozenset(f"tests/index/test_{name}.py" for name in SERVED)
+
+
+class Scheduling(LoadFileScheduling):  # type: ignore[misc,unused-ignore]
+    """A file is tested by one process, and so are all those with servers."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return "with servers" if file in WITH_SERVERS else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Whatever servers the tests have started (see tests/servers.py) end with them."""
-    yield
-    end_servers()
+    following = "" if nextitem is None else nextitem.nodeid.partition("::")[0]
+    if following not in WITH_SERVERS | {item.nodeid.partition("::")[0]}:
+        end_servers()
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ DIM = 16  # of their vectors
 # And for how many seconds a killed server is taken for alive: for so long (as it comes 30), the next one waits for the
 # other's proxy before it changes anything.
 SETTINGS = {
-    "COMMON_SESSION_TTL": "5",
+    "COMMON_SESSION_TTL": "10",
     "GRPC_CLIENT_INITIALBACKOFF": "0.1",
     "GRPC_CLIENT_MAXBACKOFF": "0.5",
     "PROXY_TIMETICKINTERVAL": "20",
@@ -39,7 +39,8 @@ SETTINGS = {
     "QUERYCOORD_DISTPULLINTERVAL": "50",
 }
 
-# The package gives each part of the server a port that is free, but not this one; alone, it need not wait for others.
+# The package gives each part of the server a port that is free, but not this one; alone, it need not wait for others,
+# nor for the disk: a slow one keeps it from renewing its session in time, and the whole server ends.
 ETCD = """
 name: default
 listen-client-urls: http://127.0.0.1:{0}
@@ -49,6 +50,7 @@ initial-advertise-peer-urls: http://127.0.0.1:{1}
 initial-cluster: default=http://127.0.0.1:{1}
 heartbeat-interval: 10
 election-timeout: 100
+unsafe-no-fsync: true
 """
 
 PREPARE = """

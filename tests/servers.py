@@ -197,7 +197,10 @@ IN_ONE_PROCESS: dict[str, type[Engine]] = ENGINES | {"milvus-lite": MilvusLite}
 def engine(name: str) -> Engine:
     """It is started when a test first asks for it; `end_servers` ends what was started."""
     pytest.importorskip(IN_ONE_PROCESS[name].requires, reason=f"{name}: pip install 'cooc[dev]'")
-    return _started(name)
+    started = _started(name)
+    if isinstance(started, Server) and started.process.poll() is not None:
+        started.start()  # Milvus ends by itself where the machine stalls for longer than its session lives
+    return started
 
 
 @functools.cache

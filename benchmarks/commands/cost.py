@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +20,17 @@ def bench_engines(
     sizes: Annotated[str, typer.Option(metavar="WxH,...", help="Pixels of a picture.")] = "512x384,1024x768",
     engines: Annotated[str, typer.Option(help="Only these, by commas.")] = "",
     seconds: Annotated[float, typer.Option(help="For one engine at one size.")] = 10.0,
+    photos: Annotated[Path | None, typer.Option(help="A folder: 8 bits are calibrated on its first 50.")] = None,
+    dataset: Annotated[str, typer.Option(help="Measure the mAP of --recipe by each engine on this set.")] = "",
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="For --dataset; its network is measured, too.")] = "",
     results: ResultsOption = Path("results"),
 ) -> None:
     """Networks on this CPU by torch, torch.compile, ONNX Runtime and OpenVINO, those that are installed."""
-    from benchmarks.engines import ENGINES, run_engines
+    from benchmarks.engines import DEFAULT as PLAIN
+    from benchmarks.engines import ENGINES, lost_map, run_engines
+    from cooc.datasets.retrieval import load_dataset
+    from cooc.pictures.folder import list_images
+    from cooc.recipes import find_recipe
 
     shapes = []
     for size in sizes.split(","):
@@ -31,9 +39,16 @@ def bench_engines(
             raise InputError(f"--sizes {sizes!r}: write 1024x768, or several joined by commas.")
         shapes.append((int(height), int(width)))
     chosen = engines.split(",") if engines else list(ENGINES)
+    sample = list(itertools.islice(list_images(photos), 50)) if photos else []
     keep = functools.partial(_write, file=results / "engines-cpu.json")
     with err.status("Measuring ..."):
-        found = run_engines(backbones.split(","), shapes, chosen, seconds, keep)
+        found = run_engines(backbones.split(","), shapes, chosen, seconds, keep, sample)
+        if dataset:
+            used = find_recipe(recipe)
+            changed = {row["engine"] for row in found["rows"] if (row["error"] or 0) > 1e-3}
+            ask = [name for name in chosen if name == PLAIN or name in changed]
+            found["mAP"] = {"dataset": dataset, "recipe": recipe} | lost_map(used, load_dataset(dataset), ask, sample)
+            keep(found)
     table = Table("network", "pixels", "engine", "ms", "times faster", "error", "", box=None, pad_edge=False)
     for row in found["rows"]:
         pixels = f"{row['width']} x {row['height']}"
@@ -166,14 +181,17 @@ def bench_duplicates(
 
 def bench_qualities(
     folder: Annotated[Path, typer.Argument(help="A folder of photos.")],
-    count: Annotated[int, typer.Option(min=1, help="Photos.")] = 10,
+    counts: Annotated[str, typer.Option(help="Photos for each quality, by commas.")] = (
+        "paper-linear=20,fast=100,balanced=100,best=20"
+    ),
     results: ResultsOption = Path("results"),
 ) -> None:
-    """What a photo costs by the qualities of `cooc index`: seconds of one core, and bytes on disk."""
+    """What `cooc index` takes by quality: seconds, memory and bytes of a photo, and whether its time left was true."""
     from benchmarks.qualities import measure_qualities
 
-    found = measure_qualities(folder, count)
+    wanted = {name: int(count) for name, _, count in (part.partition("=") for part in counts.split(","))}
+    found = measure_qualities(folder, wanted)
     _write(found, file=results / "qualities-cpu.json")
     for name, row in found["qualities"].items():
-        seconds, size = row["processor seconds of a photo"], row["MB of a thousand photos"]
-        out.print(f"{name}: {seconds} s of one core a photo, {size} MB a thousand")
+        seconds, memory, size = row["seconds of a photo"], row["MB of memory"], row["MB of a thousand photos"]
+        out.print(f"{name}: {seconds} s a photo, {memory} MB of memory, {size} MB a thousand on disk")

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
 
 from cooc.cli import err, out
 from cooc.cli.bars import SECONDS, now_and_then
+from cooc.cli.estimating import duration
 from cooc.errors import PARTIAL, MachineError
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ def _progress(quiet: bool, as_json: bool) -> Iterator[Any]:
         MofNCompleteColumn(),
         TaskProgressColumn(show_speed=True),
         TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
     )
     with Progress(*columns, console=err, transient=True, disable=quiet) as bar:
         task = bar.add_task("indexing", total=None, rate="")
@@ -60,7 +60,7 @@ def _rate(report: Report) -> str:
     kinds = (report.completed, "given features"), (report.bad, "bad"), (report.failed, "failed")
     for count, kind in kinds:
         rate += f", {count} {kind}" if count else ""
-    return rate
+    return rate if report.left is None else f"{rate}, {duration(report.left)} left"
 
 
 @contextmanager

@@ -40,9 +40,16 @@ class Report:
     def done(self) -> int:
         return self.unchanged + self.described + self.copied + self.moved + self.bad + self.failed
 
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest may take, once that can be told. What is unchanged takes none, and where a run goes on
+        it comes first."""
+        worked = self.described + self.completed + self.bad + self.failed
+        return (self.total - self.done) * self.seconds / worked if self.total and worked else None
+
     def as_dict(self) -> dict[str, Any]:
         """Without the problems, which may be many."""
-        return asdict(replace(self, problems=[])) | {"done": self.done}
+        return asdict(replace(self, problems=[])) | {"done": self.done, "left": self.left}
 
 
 Progress = Callable[[Report], None]

@@ -23,6 +23,7 @@ from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreError, StoreLockedError
 from cooc.image_search import ImageSearch
 from cooc.index import engine, examine, run, sync
+from cooc.index.report import Report
 from cooc.pictures.folder import relative_path
 from tests.tiny import RECIPE, descriptor, open_index, write_photos
 
@@ -489,3 +490,11 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
     assert report["problems"] == []
     assert report["killed before the end"] > 0
     assert report["largest difference of a vector"] <= 1e-5
+
+
+def test_time_left_counts_what_takes_time() -> None:
+    """A tenth of a second each for 20 of 100; a run that goes on has 500 behind it that took none."""
+    assert Report(total=100, described=19, bad=1, seconds=2.0).left == pytest.approx(8.0)
+    assert Report(total=600, described=20, unchanged=500, seconds=2.0).left == pytest.approx(8.0)
+    assert Report(total=100, unchanged=50, seconds=2.0).left is None
+    assert Report(described=20, seconds=2.0).as_dict()["left"] is None  # not counted yet

@@ -15,13 +15,15 @@ import resource, sys
 import numpy as np
 {}
 def fill():
-    for _ in range(20):
-        np.empty(60 << 20, np.uint8).fill(1)
+    for _ in range(15):
+        np.empty(120 << 20, np.uint8).fill(1)
 fill()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 fill()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+
+LEAST = 15 * 60  # page faults if nothing is kept and the system gives out pages of 2 MB; of 4 kB it is 512 times that
 
 KEEP = "from cooc.pictures.malloc import keep_memory; keep_memory(1 << 27, 1 << 30)"
 NETWORK = "from cooc.activations import build_backbone; build_backbone('efficientnet-lite0', weights=None)"
@@ -57,4 +59,4 @@ def test_pages_are_asked_for_once(tmp_path: Path, first: str, kept: bool) -> Non
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": paths},
     )
-    assert (int(run.stdout) < 100) == kept
+    assert (int(run.stdout) < LEAST / 4) == kept  # threads that idle ask for some as well
