@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cooc.bench.describing import BenchOptions, Vectors
-from cooc.bench.run import whitened_vectors
+from cooc.bench.run import raw_of
 from cooc.datasets.retrieval import Dataset
 from cooc.errors import DatasetError, InputError
 from cooc.evaluation import evaluate
@@ -30,9 +30,9 @@ Pair = tuple[Vectors, Vectors]  # database (N, D), queries (Q, D)
 
 
 def whitened(dataset: Dataset, recipes: Sequence[Recipe], options: BenchOptions) -> dict[str, Pair]:
-    return {
-        recipe.name: pair for recipe, pair in zip(recipes, whitened_vectors(dataset, recipes, options), strict=True)
-    }
+    """As each recipe describes and whitens them."""
+    raw = raw_of(dataset, recipes, options)
+    return {recipe.name: raw.vectors(recipe, raw.whitening(recipe)) for recipe in recipes}
 
 
 def measure_compact(dataset: Dataset, vectors: Mapping[str, Pair], storages: Sequence[str]) -> dict[str, Any]:

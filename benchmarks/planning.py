@@ -10,8 +10,6 @@ from benchmarks.results import Results, Table, sources
 from cooc.bench.plan import (
     HEADINGS,
     LAYOUTS,
-    ROXFORD_PIXELS,
-    SIZES,
     Constants,
     Setting,
     cells,
@@ -24,6 +22,9 @@ from cooc.bench.plan import (
 from cooc.recipes import find_recipe
 
 __all__ = ["TABLES", "constants", "text"]
+
+SIZES = 10**6, 10**7, 10**8, 10**9
+ROXFORD_PIXELS = 1024 * 768  # of nearly every picture of that set
 
 
 def constants(results: Results) -> Constants:

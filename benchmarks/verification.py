@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks.fitting import fit_calibration, reliability
 from cooc.files import write_whole
 from cooc.index.inverted import Inverted
 from cooc.verification.engines import KEPT, LONGEST, QUERY, extract
 from cooc.verification.features import LocalFeatures
-from cooc.verification.probability import Calibration, fit_calibration, reliability
+from cooc.verification.probability import Calibration
 from cooc.verification.verifier import verify
 from cooc.verification.words import ENGINE, Signature, signatures
 

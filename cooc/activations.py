@@ -19,10 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cooc.errors import InputError, UnknownNameError, WeightsError
+from cooc.errors import InputError, UnknownNameError, WeightsError, first_line
 from cooc.timm_models import timm_model
-
-__all__ = ["BACKBONES", "Activations", "Backbone", "build_backbone", "resolve_device", "resolve_dtype"]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CAFFE_MEAN, CAFFE_STD = (123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255,) * 3
@@ -101,8 +99,8 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
         here = ["cpu", *(str(torch.device("cuda", i)) for i in range(torch.cuda.device_count()))]
         if (other := torch.accelerator.current_accelerator()) is not None and other.type != "cuda":
             here.append(other.type)
-        first = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]  # torch goes on and on
-        raise InputError(f"The device {device!r} cannot be used here ({first}). Usable: {', '.join(here)}.") from error
+        reason = first_line(error).partition(". ")[0]  # torch goes on and on
+        raise InputError(f"The device {device!r} cannot be used here ({reason}). Usable: {', '.join(here)}.") from error
 
 
 def resolve_dtype(dtype: str = "auto", device: torch.device | None = None) -> torch.dtype:

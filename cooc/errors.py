@@ -35,6 +35,11 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 'es' if what.endswith('x') else 's'}"
 
 
+def first_line(error: BaseException) -> str:
+    """Of what another library says, for messages of ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class CoocError(Exception):
     """Base of all errors that cooc raises on purpose; CLI and API show its text as it is."""
 

@@ -1,13 +1,22 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, what a file holds in one number, and those that ship with cooc."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+DATA = Path(__file__).parent / "data"  # what ships
+
+
+def file_hash(path: Path) -> str:
+    """sha256 in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from cooc.errors import InputError
+from cooc.errors import InputError, first_line
 from cooc.files import write_whole
 
 OTHERS = ((161, 193), (330, 130), (129, 410))  # sizes that a network for any size is tried with
@@ -41,9 +41,8 @@ def write_onnx(
                 program, dynamo=True, verbose=False, input_names=["images"], output_names=["vectors"]
             )
     except (RuntimeError, ValueError, AssertionError) as error:  # torch._dynamo's UserError is a RuntimeError
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         more = "" if size else " It may be for one size of picture: size=(height, width)."
-        raise InputError(f"This descriptor cannot be written as ONNX ({reason}).{more}") from error
+        raise InputError(f"This descriptor cannot be written as ONNX ({first_line(error)}).{more}") from error
     assert written is not None
     written.model.metadata_props.update(about or {})
     write_whole(path, written.model_proto.SerializeToString())

@@ -16,30 +16,16 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from cooc.activations import BACKBONES
 from cooc.errors import InputError, UnknownNameError, WhiteningError
+from cooc.files import DATA
 from cooc.pooling import MASKS, POOLINGS
 from cooc.weights import weights_home
 from cooc.whitening import Whitening
 from cooc.whitening import load as load_whitening
-
-__all__ = [
-    "ARTEFACT",
-    "MULTI_SCALE",
-    "RECIPES",
-    "DescriptorConfig",
-    "Recipe",
-    "find_filter",
-    "find_recipe",
-    "find_whitening",
-    "kept_artefacts",
-    "read_artefact",
-    "shipped",
-]
 
 MULTI_SCALE = (1.0, math.sqrt(0.5), 0.5)
 COOCCURRENCES = ("direct", "learned", "shih", "none")
@@ -222,7 +208,7 @@ def find_whitening(config: DescriptorConfig) -> Whitening:
 
 
 def shipped(folder: str, name: str) -> Path | None:
-    path = Path(str(resources.files("cooc"))) / "data" / folder / f"{name}.safetensors"
+    path = DATA / folder / f"{name}.safetensors"
     return path if path.is_file() else None
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,22 +92,6 @@ def no_expansion(queries: ArrayLike, database: ArrayLike) -> Vectors:
     return _pair(queries, database)[0].copy()
 
 
-def average_expansion(
-    queries: ArrayLike,
-    database: ArrayLike,
-    n: int = 10,
-    *,
-    exclude: ArrayLike | None = None,
-    found: Found | None = None,
-) -> Vectors:
-    """AQE (Chum et al., ICCV 2007): L2 of the query plus the sum of its `n` best matches.
-
-    `exclude` holds, for each query, the row of the database that is the query's own image (-1: it has none): that row
-    is not counted. `found = (indices, scores)` is a search result to use instead of ranking here; -1 fills short rows.
-    """
-    return alpha_expansion(queries, database, n, alpha=0, exclude=exclude, found=found)
-
-
 def alpha_expansion(
     queries: ArrayLike,
     database: ArrayLike,
@@ -116,7 +101,11 @@ def alpha_expansion(
     exclude: ArrayLike | None = None,
     found: Found | None = None,
 ) -> Vectors:
-    """alphaQE (Radenovic et al., TPAMI 2018): as `average_expansion`, but each match weighs max(score, 0)^alpha."""
+    """alphaQE (Radenovic et al., TPAMI 2018): L2 of the query plus its `n` best matches, weighing max(score, 0)^alpha.
+
+    `exclude` holds, for each query, the row of the database that is the query's own image (-1: it has none): that row
+    is not counted. `found = (indices, scores)` is a search result to use instead of ranking here; -1 fills short rows.
+    """
     queries, database = _pair(queries, database)
     n = _count("n", n)
     if not alpha >= 0:
@@ -130,6 +119,9 @@ def alpha_expansion(
         for rows in _blocks(len(queries), _rows_for(n * database.shape[1])):
             expanded[rows] += np.einsum("qn,qnd->qd", weights[rows], database[indices[rows]])
     return unit_rows(expanded)
+
+
+average_expansion = partial(alpha_expansion, alpha=0)  # AQE (Chum et al., ICCV 2007): each match weighs 1
 
 
 def database_augmentation(database: ArrayLike, n: int = 10, alpha: float = 3) -> Vectors:
@@ -155,22 +147,10 @@ def no_reranking(queries: ArrayLike, database: ArrayLike, k: int | None = None) 
 
 
 def k_reciprocal(
-    queries: ArrayLike,
-    database: ArrayLike,
-    k: int | None = None,
-    *,
-    shortlist: int = 400,
-    k1: int = 20,
-    k2: int = 6,
-    weight: float = 0.3,
+    queries: ArrayLike, database: ArrayLike, k: int | None = None, *, shortlist: int = 400, **options: Any
 ) -> Indices:
     """k-reciprocal encoding (Zhong et al., CVPR 2017) of each query among its `shortlist` best matches."""
-    queries, vectors = _pair(queries, database)
-
-    def score(query: Vectors, chosen: Indices) -> Scores:
-        return k_reciprocal_scores(query, vectors[chosen], k1=k1, k2=k2, weight=weight)
-
-    return _rerank(score, queries, vectors, k, shortlist)
+    return _rerank_by(partial(k_reciprocal_scores, **options), queries, database, k, shortlist)
 
 
 def k_reciprocal_scores(
@@ -214,21 +194,10 @@ def _mutual(order: Indices, k: int) -> NDArray[np.float32]:
 
 
 def superglobal(
-    queries: ArrayLike,
-    database: ArrayLike,
-    k: int | None = None,
-    *,
-    shortlist: int = 400,
-    neighbours: int = 9,
-    beta: float = 0.15,
+    queries: ArrayLike, database: ArrayLike, k: int | None = None, *, shortlist: int = 400, **options: Any
 ) -> Indices:
     """The global re-ranking of SuperGlobal (Shao et al., ICCV 2023) on the `shortlist` best matches of each query."""
-    queries, vectors = _pair(queries, database)
-
-    def score(query: Vectors, chosen: Indices) -> Scores:
-        return superglobal_scores(query, vectors[chosen], neighbours=neighbours, beta=beta)
-
-    return _rerank(score, queries, vectors, k, shortlist)
+    return _rerank_by(partial(superglobal_scores, **options), queries, database, k, shortlist)
 
 
 def superglobal_scores(query: ArrayLike, candidates: ArrayLike, *, neighbours: int = 9, beta: float = 0.15) -> Scores:
@@ -400,6 +369,18 @@ def _rerank(
         head = row[:shortlist].copy()
         row[:shortlist] = head[np.argsort(-score(query, head), kind="stable")]
     return order[:, :k]
+
+
+def _rerank_by(
+    scores: Callable[[Vectors, Vectors], Scores],
+    queries: ArrayLike,
+    database: ArrayLike,
+    k: int | None,
+    shortlist: int,
+) -> Indices:
+    """The same by `scores(query, candidates)` of vectors."""
+    queries, vectors = _pair(queries, database)
+    return _rerank(lambda query, chosen: scores(query, vectors[chosen]), queries, vectors, k, shortlist)
 
 
 def _pair(queries: ArrayLike, database: ArrayLike) -> tuple[Vectors, Vectors]:

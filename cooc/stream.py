@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cooc.errors import CoocError, MachineError
+from cooc.errors import CoocError, MachineError, first_line
 from cooc.pictures.batches import Bad, Batch, Item, batches, default_workers
 from cooc.pictures.shared_memory import Beside
 
@@ -106,8 +106,7 @@ def _begun(images: Tensor, begin: Begin[T], fallback: Begin[T] | None) -> Callab
 
 
 def _machine_error(error: Exception) -> MachineError:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return MachineError(f"This machine could not describe it ({text}). Free memory, or use --device cpu.")
+    return MachineError(f"This machine could not describe it ({first_line(error)}). Free memory, or use --device cpu.")
 
 
 def upload(images: Tensor, device: torch.device) -> Tensor:

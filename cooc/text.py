@@ -23,6 +23,7 @@ from PIL import Image
 
 from cooc.activations import resolve_device
 from cooc.errors import CoocError, InputError, StoreMissingError, UnknownNameError
+from cooc.files import file_hash
 from cooc.index import create_store, is_folder, open_store
 from cooc.index.engine import Here
 from cooc.index.records import StoreMeta
@@ -33,7 +34,7 @@ from cooc.index.sync import add_files
 from cooc.pictures import Collection
 from cooc.pictures.batches import Item
 from cooc.pictures.decode import EXTENSIONS, load_image
-from cooc.timm_models import _import_timm
+from cooc.timm_models import import_timm
 from cooc.vectors import unit_rows
 
 if TYPE_CHECKING:
@@ -202,8 +203,7 @@ def _files(given: str) -> tuple[str, Path]:
 
 def _sha256(file: Path) -> str:
     try:
-        with file.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return file_hash(file)
     except OSError as error:
         raise InputError(f"The weights {file} cannot be read: {error.strerror}.") from error
 
@@ -211,7 +211,7 @@ def _sha256(file: Path) -> str:
 def _open_clip() -> Any:
     if importlib.util.find_spec("open_clip") is None:
         raise InputError(INSTALL)
-    _import_timm()  # knows how to load torchvision, which open_clip imports
+    import_timm()  # knows how to load torchvision, which open_clip imports
     import open_clip
 
     return open_clip

@@ -44,7 +44,7 @@ class TimmModel:
 def timm_model(name: str, layer: str | None = None) -> TimmModel:
     """A model with random weights up to a feature map: `layer` is timm's name for it (`layer3`, `stages.2`), or its
     number from either end (`3`, `-1`). By default it is the last one."""
-    timm = _import_timm()
+    timm = import_timm()
     info = _feature_maps(timm, name, -1).feature_info
     names = info.module_name([*range(len(info))])
     counted = {str(i): i % len(names) for i in range(-len(names), len(names))}
@@ -65,7 +65,7 @@ def timm_model(name: str, layer: str | None = None) -> TimmModel:
 
 def published_weights(name: str) -> dict[str, Tensor]:
     """The state dict of a whole model, which timm downloads (and keeps a copy of in a cache of its own)."""
-    timm = _import_timm()
+    timm = import_timm()
     from huggingface_hub import constants, errors
 
     place = urlsplit(constants.ENDPOINT).hostname or ""
@@ -126,7 +126,7 @@ def _feature_maps(timm: Any, name: str, index: int) -> Any:
     return model
 
 
-def _import_timm() -> Any:
+def import_timm() -> Any:
     if importlib.util.find_spec("timm") is None:
         raise InputError("timm backbones need timm: pip install 'cooc[timm]'.")
     if "torchvision" not in sys.modules:

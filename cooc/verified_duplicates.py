@@ -38,8 +38,6 @@ from cooc.verification.transforms import local_maps, project
 from cooc.verification.verifier import verify
 from cooc.verification.words import signatures
 
-__all__ = ["find_copies", "is_copy"]
-
 NEAREST, LEAST = 20, 0.15  # candidates by their vectors; cosines of copies: half-size 0.38 or more, turned 0 to 0.55
 SHARING = 5  # candidates by their visual words, which do not change when a picture is turned
 INLIERS = 15

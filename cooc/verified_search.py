@@ -20,16 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.index.inverted import Inverted
-from cooc.index.shortlist import Match, Options, Results, find_matches, still_there
-from cooc.index.store import Store, Vectors
+from cooc.index.shortlist import Match, Options, Results, find_matches
+from cooc.index.store import Store, Vectors, intact
 from cooc.verification.agreement import Agreement
 from cooc.verification.features import LocalFeatures, unpack
 from cooc.verification.probability import PROVEN, same_thing
 from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, TOP, rounds
 from cooc.verification.verifier import verify
 from cooc.verification.words import signatures
-
-__all__ = ["Features", "find_verified", "verify_pictures"]
 
 Features = tuple[LocalFeatures, ...]  # of one picture, by one engine or more
 Numbers = NDArray[np.int64]
@@ -159,7 +157,7 @@ class _Seen:
         wanted = list(ids)
         new = [name for name in dict.fromkeys(wanted) if name not in self.place and name != self.without]
         if new:
-            there, vectors = still_there(self.store, new)
+            there, vectors = intact(self.store, new)
             for name in there:
                 self.place[name] = len(self.names)
                 self.names.append(name)

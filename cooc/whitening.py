@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,7 +123,9 @@ def fit_pca(
     """
     count, columns = _shape(vectors)
     if count >= columns:
-        return fit_pca_streaming(_chunks(vectors), dim, exponent=exponent, shrinkage=shrinkage, meta=meta)
+        fitter = PCAFitter()
+        fitter.update(vectors)
+        return fitter.fit(dim, exponent=exponent, shrinkage=shrinkage, meta=meta)
     _refuse_nonfinite(vectors)
     x = _drop_zeros(_unit_rows(vectors))  # (N, D)
     _check_dim(dim, len(x), columns, exponent, shrinkage)
@@ -151,23 +153,8 @@ def _with(shrinkage: float, meta: Mapping[str, str] | None) -> dict[str, str]:
     return ({"shrinkage": repr(float(shrinkage))} if shrinkage else {}) | dict(meta or {})
 
 
-def fit_pca_streaming(
-    batches: Iterable[Vectors],
-    dim: int,
-    *,
-    exponent: float = 0.5,
-    shrinkage: float = 0.0,
-    meta: Mapping[str, str] | None = None,
-) -> Whitening:
-    """PCA whitening from batches (n, D), in D x D memory however many there are."""
-    fitter = PCAFitter()
-    for batch in batches:
-        fitter.update(batch)
-    return fitter.fit(dim, exponent=exponent, shrinkage=shrinkage, meta=meta)
-
-
 class PCAFitter:
-    """Mean and scatter matrix of vectors that come in batches.
+    """PCA whitening from batches (n, D), in D x D memory however many there are: their mean and scatter matrix.
 
     Each chunk is centred on its own mean and then merged (Chan, Golub and LeVeque 1979), so that no large sums are
     subtracted from one another. A batch that is refused leaves the fitter as it was.

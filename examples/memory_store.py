@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cooc.errors import StoreError, StoreMissingError
+from cooc.index.checks import moving
 from cooc.index.copying import copy_to_folder
 from cooc.index.records import (
     BadFile,
@@ -29,7 +30,7 @@ from cooc.index.records import (
     path_bytes,
     several,
 )
-from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Vectors, moving
+from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Vectors
 
 
 @dataclass

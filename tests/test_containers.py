@@ -7,8 +7,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import typer
@@ -17,6 +19,7 @@ import yaml
 from cooc.cli import app
 from cooc.image_search.opening import DEFAULT_RECIPE
 from cooc.index import is_folder
+from cooc.index.milvus.address import Address
 from cooc.recipes import find_recipe
 from cooc.weights import WEIGHTS, NpmFile
 
@@ -101,6 +104,21 @@ def test_services_agree_with_the_image_and_with_one_another(services: dict[str, 
     volumes = [volume.split(":") for volume in serve["volumes"]]
     assert volumes == [["<COOC_PHOTOS>", "/photos", "ro"], ["weights", words("VOLUME")[0].strip('["]')]]
     assert index["command"][1] == "/photos"
+
+
+def test_the_milvus_that_is_deployed_is_the_one_that_is_tested() -> None:
+    text = (ROOT / "deploy/milvus/compose.yaml").read_text()
+    made = yaml.safe_load(re.sub(r"\$\{(\w+)[^}]*\}", r"<\1>", text))
+    milvus = made["services"]["milvus"]
+    assert milvus["image"] == f"milvusdb/milvus:v{version('milvus')}"
+    port = urlsplit(Address.parse("milvus://localhost/photos").uri).port
+    assert milvus["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert f"--index milvus://localhost:{port}/photos" in text
+    assert {*milvus["depends_on"], "milvus"} == made["services"].keys()
+    kept = {volume.partition(":")[0] for service in made["services"].values() for volume in service["volumes"]}
+    assert kept == made["volumes"].keys()
+    cluster = yaml.safe_load((ROOT / "deploy/milvus/cluster.yaml").read_text())
+    assert cluster["image"]["all"]["tag"] == f"v{version('milvus')}"
 
 
 def test_no_host_of_packages_or_images_is_named() -> None:

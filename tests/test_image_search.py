@@ -424,7 +424,7 @@ def test_curve_is_found_again() -> None:
     match = rng.random(len(score)) < curve(score)
     fitted = calibration.fit(score, match)
     assert (fitted.slope, fitted.offset) == pytest.approx((8, -3), rel=0.05)
-    report = calibration.assess(fitted, score, match)
+    report = calibration.assess(fitted(score), match)
     assert report["ece"] < 0.01
     assert report["brier"] < report["brier of the base rate"]
     assert sum(row["count"] for row in report["bins"]) == len(score)

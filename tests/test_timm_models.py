@@ -16,7 +16,7 @@ from cooc.activations import build_backbone
 from cooc.descriptor import load_backbone
 from cooc.errors import InputError, UnknownNameError, WeightsError
 from cooc.recipes import DescriptorConfig
-from cooc.timm_models import _import_timm, timm_model
+from cooc.timm_models import import_timm, timm_model
 from tests.test_activations import pictures
 
 ANY_SIZE = {"test_vit": {"dynamic_img_size": True, "dynamic_img_pad": True}}
@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def whole_model(name: str) -> Any:
     torch.manual_seed(0)
-    model = _import_timm().create_model(name, **ANY_SIZE.get(name, {})).eval()
+    model = import_timm().create_model(name, **ANY_SIZE.get(name, {})).eval()
     for key, value in model.state_dict().items():  # fresh batch norms and biases would hide a tensor in another's place
         if value.is_floating_point():
             value += 0.1 * torch.rand(value.shape) if "running_var" in key else 0.1 * torch.randn(value.shape)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from cooc.whitening import (
     Whitening,
     fit_learned,
     fit_pca,
-    fit_pca_streaming,
     load,
     save,
 )
@@ -154,9 +154,16 @@ def test_pca_equals_scikit_learn(count: int, columns: int, dim: int) -> None:
     same_up_to_sign(whitened(x, fit_pca(x, dim)).T, expected.T, atol=1e-5)
 
 
+def streamed(batches: Iterable[torch.Tensor], dim: int) -> Whitening:
+    fitter = PCAFitter()
+    for batch in batches:
+        fitter.update(batch)
+    return fitter.fit(dim)
+
+
 def test_gram_form_equals_covariance_form() -> None:
     x = spectrum(30, 50)
-    gram, covariance = fit_pca(x, 20), fit_pca_streaming([x], 20)
+    gram, covariance = fit_pca(x, 20), streamed([x], 20)
     torch.testing.assert_close(gram.mean, covariance.mean)
     torch.testing.assert_close(gram.projection, covariance.projection, atol=1e-5, rtol=1e-5)
     assert gram.meta == covariance.meta == {"kind": "pca", "samples": "30", "exponent": "0.5"}
@@ -168,19 +175,16 @@ def test_streaming_equals_batch(cuts: list[int]) -> None:
     x = spectrum(200, 16)
     bounds = [0, *sorted(cuts), 200]
     batches = [x[a:b] for a, b in pairwise(bounds)]
-    streamed, whole = fit_pca_streaming(iter(batches), 10), fit_pca(x, 10)
-    torch.testing.assert_close(streamed.mean, whole.mean, atol=1e-8, rtol=1e-6)
-    torch.testing.assert_close(streamed.projection, whole.projection, atol=1e-8, rtol=1e-5)
+    parts, whole = streamed(batches, 10), fit_pca(x, 10)
+    torch.testing.assert_close(parts.mean, whole.mean, atol=1e-8, rtol=1e-6)
+    torch.testing.assert_close(parts.projection, whole.projection, atol=1e-8, rtol=1e-5)
 
 
 def test_streaming_moments_in_float64() -> None:
     """Tight clusters far from the origin: sums of squares minus squared sums would lose the small one."""
     x = torch.tensor([[1.0, 0, 0]]).double() + 1e-6 * spectrum(300, 3).double()
-    fitter = PCAFitter()
-    for batch in x.split(7):
-        fitter.update(batch)
     _, _, values = reference.pca(x.numpy(), 2, 0.5)
-    fitted = fitter.fit(2).eigenvalues
+    fitted = streamed(x.split(7), 2).eigenvalues
     assert fitted is not None
     np.testing.assert_allclose(fitted, values, rtol=1e-4)
 
@@ -244,7 +248,7 @@ def test_too_few_vectors(count: int, columns: int) -> None:
 
 def test_no_vectors() -> None:
     with pytest.raises(WhiteningError, match="needs at least 5 vectors, and there are none"):
-        fit_pca_streaming([], 4)
+        streamed([], 4)
     for columns in (3, 0):
         with pytest.raises(WhiteningError):
             fit_pca(torch.zeros(0, columns), 1)

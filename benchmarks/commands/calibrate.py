@@ -9,15 +9,17 @@ import typer
 from rich.table import Table
 
 from benchmarks.commands.index import ResultsOption
-from cooc.cli import out
-from cooc.cli.describing import DEFAULT, DeviceOption, WorkersOption, _check_output
+from cooc.cli import options, out
+from cooc.cli.writing import check_output
 
 CURVES = Path(__file__).parents[2] / "cooc/data/calibration.json"
 
 
 def calibrate(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="With ground_truth.json and jpg/.")],
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="One or more recipes, separated by commas.")] = DEFAULT,
+    recipe: Annotated[
+        str, typer.Option("--recipe", "-r", help="One or more recipes, separated by commas.")
+    ] = options.DEFAULT,
     vectors: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="RECIPE.npz with arrays database and queries, made before.")
     ] = None,
@@ -26,8 +28,8 @@ def calibrate(
         typer.Option("--output", "-o", metavar="FILE.json", help="The curves; others in it are kept. [default: ours]"),
     ] = None,
     results: ResultsOption = Path("results"),
-    device: DeviceOption = "auto",
-    workers: WorkersOption = None,
+    device: options.Device = "auto",
+    workers: options.Workers = None,
     cache: Annotated[Path, typer.Option(help="Where raw vectors are kept between runs.")] = Path(".cooc/bench"),
 ) -> None:
     """Fit the calibration of recipes on labelled queries: half to fit, half to test."""
@@ -37,7 +39,7 @@ def calibrate(
     from cooc.recipes import find_recipe
 
     curves = output or CURVES
-    _check_output(curves, ".json")
+    check_output(curves, ".json")
     results.mkdir(parents=True, exist_ok=True)
     dataset = load_dataset(str(folder), folder.parent)
     options = BenchOptions(device=device, workers=workers, cache=cache)

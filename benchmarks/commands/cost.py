@@ -11,8 +11,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.commands.index import ResultsOption, _write
-from cooc.cli import err, out
-from cooc.cli.describing import DEFAULT
+from cooc.cli import err, options, out
 from cooc.errors import InputError
 
 
@@ -145,7 +144,7 @@ def bench_features(
 
 def bench_startup(
     folder: Annotated[Path, typer.Argument(help="A folder of photos.")],
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Of the temporary index.")] = DEFAULT,
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Of the temporary index.")] = options.DEFAULT,
     count: Annotated[int, typer.Option(help="Photos.")] = 20,
     rounds: Annotated[int, typer.Option(min=1, help="Searches of each kind.")] = 5,
     results: ResultsOption = Path("results"),
@@ -161,7 +160,7 @@ def bench_startup(
 
 def bench_duplicates(
     folders: Annotated[list[Path], typer.Argument(help="Folders of different photos.")],
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Of the temporary index.")] = DEFAULT,
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Of the temporary index.")] = options.DEFAULT,
     count: Annotated[int, typer.Option(help="Photos.")] = 1000,
     copied: Annotated[int, typer.Option(help="Of them, how many have a copy of each kind.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the choice of photos.")] = 0,

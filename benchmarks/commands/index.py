@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from cooc.cli import err, out
-from cooc.cli.describing import DEFAULT, DeviceOption, WorkersOption
+from cooc.cli import err, options, out
 from cooc.files import write_whole
 
 ResultsOption = Annotated[Path, typer.Option(metavar="FOLDER", help="Where the result file goes.")]
@@ -20,9 +19,9 @@ ResultsOption = Annotated[Path, typer.Option(metavar="FOLDER", help="Where the r
 
 def bench_index(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Pictures to index, in a temporary index.")],
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="A name from `cooc recipes`.")] = DEFAULT,
-    device: DeviceOption = "auto",
-    workers: WorkersOption = None,
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="A name from `cooc recipes`.")] = options.DEFAULT,
+    device: options.Device = "auto",
+    workers: options.Workers = None,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured.")] = 3,
     kills: Annotated[int, typer.Option(min=0, help="Instead: kill -9 at so many random moments.")] = 0,
     seed: Annotated[int, typer.Option(help="Of those moments.")] = 0,

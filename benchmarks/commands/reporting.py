@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from cooc.cli import err, out
-from cooc.cli.reporting import DeviceOption, ResultsOption, show_table
+from benchmarks.commands.index import ResultsOption
+from cooc.cli import err, options, out
+from cooc.cli.reporting import show_table
 from cooc.errors import PARTIAL, CoocError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def figures(
     results: ResultsOption = Path("results"),
     out_folder: Annotated[Path, typer.Option("--out", help="Where the figures go.")] = Path("docs/images"),
     size: Annotated[int, typer.Option(help="Longest side of the pictures.")] = 512,
-    device: DeviceOption = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Draw the paper's figures: correlation, spatial, filters, learned-maps, precision-recall, best-worst; and growth.
 

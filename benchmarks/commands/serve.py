@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cooc.cli import err, out
-from cooc.cli.describing import DeviceOption, JsonOption, RecipeOption
+from cooc.cli import err, options, out
 
 
 def bench_serve(
@@ -21,10 +20,10 @@ def bench_serve(
     clients: Annotated[int, typer.Option(min=1, help="That ask at the same time.")] = 50,
     seconds: Annotated[float, typer.Option(min=1, help="Of the mixture.")] = 60,
     uploads: Annotated[float, typer.Option(min=0, max=1, help="The part of requests that are uploads.")] = 0.1,
-    recipe: RecipeOption = "paper-linear+size=256",
-    device: DeviceOption = "auto",
+    recipe: options.Recipe = "paper-linear+size=256",
+    device: options.Device = "auto",
     results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where serving-SIZE.json goes.")] = Path("results"),
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Measure a server on this machine: the engine alone, search by id over HTTP, and a mixture with uploads."""
     from benchmarks.serving import Options, run_serving, write_serving

@@ -10,7 +10,6 @@ with whatever whitening and filter it has.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from cooc.bench.marks import Mark
 from cooc.datasets.retrieval import Dataset
 from cooc.errors import CoocError, DatasetError, InputError
 from cooc.evaluation import PROTOCOLS
+from cooc.files import file_hash
 from cooc.image_search import ImageSearch
 from cooc.index.calibration import Calibration, Scored, calibrate, judge
 from cooc.index.records import Record
@@ -157,7 +157,6 @@ def _twins(search: ImageSearch, item: Item) -> list[Record]:
     if item.box is not None or not isinstance(item.picture, Path):
         return []
     try:
-        with item.picture.open("rb") as stream:
-            return search.store.by_sha256(hashlib.file_digest(stream, "sha256").hexdigest())
+        return search.store.by_sha256(file_hash(item.picture))
     except OSError as error:
         raise DatasetError(f"{item.picture} cannot be read ({error.strerror}). Copy it again.") from error

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cooc.bench.scoring import Indices, Vectors, evaluate_rankings, evaluate_vectors, first_names
 from cooc.datasets.retrieval import Dataset
 from cooc.errors import InputError
 from cooc.provenance import provenance
 from cooc.reranking import rank
-from cooc.vectors import unit_rows
+from cooc.vectors import read_array, unit_rows
 
 
 def vectors_result(dataset: Dataset, given: str, expansions: Sequence[str] = ("none",)) -> dict[str, Any]:
@@ -77,21 +76,9 @@ def _named(given: str) -> tuple[str, list[Path]]:
     return name, files
 
 
-def _load(file: Path) -> NDArray[Any]:
-    try:
-        array = np.load(file, allow_pickle=False)
-    except OSError as error:
-        raise InputError(f"{file} cannot be read ({error.strerror or error}). Is the path right?") from error
-    except (ValueError, EOFError) as error:
-        raise InputError(f"{file} is no array of numpy ({error}). Write it with np.save.") from error
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{file} holds several arrays. Write one of them with np.save.")
-    return array
-
-
 def _vectors(file: Path, rows: int, what: str) -> Vectors:
     """(rows, D) unit vectors."""
-    array = _load(file)
+    array = read_array(file)
     if not np.issubdtype(array.dtype, np.floating):
         raise InputError(f"{file} holds {array.dtype}. Vectors are float16, float32 or float64: convert them.")
     if array.ndim != 2 or not array.shape[1]:
@@ -107,7 +94,7 @@ def _vectors(file: Path, rows: int, what: str) -> Vectors:
 
 
 def _rankings(file: Path, dataset: Dataset) -> list[Indices]:
-    array = _load(file)
+    array = read_array(file)
     size, queries = len(dataset.image_paths), len(dataset.queries)
     if not np.issubdtype(array.dtype, np.integer):
         raise InputError(f"{file} holds {array.dtype}. Rankings are integers, the rows of the database.")

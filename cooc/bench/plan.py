@@ -21,17 +21,15 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from cooc.errors import InputError, UnknownNameError
+from cooc.files import DATA
 
 MISSING = "not measured"
-SIZES = 10**6, 10**7, 10**8, 10**9
 USABLE = 0.8  # of a machine's memory and disk: the rest is the system's, and for growth
 HALF_GRAPH = 4000  # dimensions, beyond which pgvector has no graph
 LARGEST = 10**12  # images that a plan may be asked for
-ROXFORD_PIXELS = 1024 * 768  # of nearly every picture of that set
 
 Constants = dict[str, dict[str, Any]]  # name -> value, source, and where it matters the images that it was measured on
 
@@ -99,9 +97,7 @@ class Need:
 
 
 def packaged() -> Constants:
-    file = resources.files("cooc") / "data" / "planning.json"
-    found: Constants = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return dict(json.loads((DATA / "planning.json").read_text(encoding="utf-8")))
 
 
 # What follows

@@ -36,7 +36,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """One result for each recipe, as `results/` keeps it. `keep` is given the whitenings that were fitted."""
     started = time.monotonic()
-    raw = _raw_of(dataset, recipes, options)
+    raw = raw_of(dataset, recipes, options)
     local = _Local(dataset, options)
     results = []
     for recipe in recipes:
@@ -61,14 +61,6 @@ def run(
         )
     keep({whitening.meta["space"]: whitening for whitening in raw.fitted.values()})
     return results
-
-
-def whitened_vectors(
-    dataset: Dataset, recipes: Sequence[Recipe], options: BenchOptions
-) -> list[tuple[Vectors, Vectors]]:
-    """Database and queries as each recipe describes and whitens them."""
-    raw = _raw_of(dataset, recipes, options)
-    return [raw.vectors(recipe, raw.whitening(recipe)) for recipe in recipes]
 
 
 def save_whitenings(fitted: dict[str, Whitening], folder: Path | None, storage: Storage) -> None:
@@ -169,7 +161,7 @@ class _Local:
         return found
 
 
-def _raw_of(dataset: Dataset, recipes: Sequence[Recipe], options: BenchOptions) -> _Raw:
+def raw_of(dataset: Dataset, recipes: Sequence[Recipe], options: BenchOptions) -> _Raw:
     raw = _Raw(options)
     started = time.monotonic()
     groups: dict[tuple[str, str, int], list[Recipe]] = {}

@@ -1,6 +1,9 @@
 """The command line. Each command is thin: it reads its arguments, makes one call, and shows what came back.
 
-    bars.py           how far a run is
+    options.py        options that several commands have
+    bars.py, runs.py  how far a run is, and what it did
+    showing.py        results for people: a table, a contact sheet, a page
+    writing.py        files that a command writes
     describing.py     describe, heatmap, whiten, recipes
     weights.py        weights list | fetch | verify | export | import
     indexing.py       index, add, remove, tag, status
@@ -36,8 +39,6 @@ from rich.logging import RichHandler
 
 from cooc import __version__
 from cooc.errors import CoocError, InputError, MachineError
-
-__all__ = ["app", "err", "main", "out", "renew_consoles", "run"]
 
 # What people do with their pictures, in this order; all other commands come after these in the help.
 EVERYDAY = (

@@ -12,8 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from cooc.cli import err
 
-__all__ = ["SECONDS", "counting", "now_and_then"]
-
 P = ParamSpec("P")
 SECONDS = 10.0  # between two lines where there is no terminal
 

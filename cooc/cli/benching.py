@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from cooc.cli import app, err, out
-from cooc.cli.reporting import RankingsOption, VectorsOption, compare, named_recipes, own_results, show_table
+from cooc.cli import app, err, options, out
+from cooc.cli.reporting import compare, named_recipes, own_results, show_table
 from cooc.errors import InputError, counted
 
 MOVED = ("speed", "index", "search", "store", "serve", "scale", "engines", "compact", "growth")  # cooc's own costs
@@ -42,9 +42,9 @@ bench.command("compare")(compare)
 def bench_dataset(
     dataset: Annotated[str, typer.Argument(help="A known dataset, or a folder with ground_truth.json and jpg/.")],
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="One or more recipes, separated by commas.")] = "",
-    vectors: VectorsOption = None,
-    rankings: RankingsOption = None,
-    data: Annotated[Path, typer.Option(help="Folder below which the datasets lie.")] = Path("data"),
+    vectors: options.Vectors = None,
+    rankings: options.Rankings = None,
+    data: options.Data = Path("data"),
     whiten: Annotated[
         Path | None, typer.Option(help="Pictures to fit the whitening on; else the recipe's own.")
     ] = None,
@@ -69,12 +69,12 @@ def bench_dataset(
         str, typer.Option(metavar="ENGINES", help="Verify by geometry: sift, xfeat, sift+xfeat; several by commas.")
     ] = "",
     top: Annotated[int, typer.Option(help="Pictures verified in a round.")] = 100,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    workers: Annotated[int | None, typer.Option(help="Processes that decode; by default as the device needs.")] = None,
-    cache: Annotated[Path, typer.Option(help="Where raw vectors are kept between runs.")] = Path(".cooc/bench"),
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    workers: options.Workers = None,
+    cache: options.Cache = Path(".cooc/bench"),
     results: Annotated[Path, typer.Option(help="Folder for the result files.")] = Path("results"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """mAP, recall@k and MRR of recipes, or of your own vectors or rankings, on a dataset; written to results/."""
     from cooc.bench.describing import BenchOptions
@@ -134,7 +134,7 @@ def data_list() -> None:
 @data.command("check")
 def data_check(
     dataset: Annotated[str, typer.Argument(help="A known dataset, or a folder with ground_truth.json.")],
-    data: Annotated[Path, typer.Option(help="Folder below which the datasets lie.")] = Path("data"),
+    data: options.Data = Path("data"),
 ) -> None:
     """Is it complete? Names what is missing; exit code 6 if anything is."""
     from cooc.datasets.retrieval import check

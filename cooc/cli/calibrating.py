@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cooc.cli import app, err, out
+from cooc.cli import app, err, options, out
 from cooc.cli.bars import counting
-from cooc.cli.describing import DeviceOption, WorkersOption, _check_output, _writing
-from cooc.cli.indexing import IndexOption, find_index
+from cooc.cli.indexing import find_index
+from cooc.cli.writing import check_output, writing
 from cooc.errors import PARTIAL, InputError, counted
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ def calibrate(
             help="Labelled pictures (ground_truth.json and jpg/), or a .csv or .json of query,path,right|wrong.",
         ),
     ] = None,
-    index: IndexOption = "",
+    index: options.Index = "",
     marked: Annotated[bool, typer.Option("--marked", help="Learn from the marks made on the page.")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Forget the calibration that the index has.")] = False,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE.json", help="Write how true it is, bin by bin.")
     ] = None,
-    device: DeviceOption = "auto",
-    workers: WorkersOption = None,
+    device: options.Device = "auto",
+    workers: options.Workers = None,
 ) -> None:
     """Learn from labelled queries, or from results that you marked, which scores of an index are likely right.
 
@@ -45,7 +45,7 @@ def calibrate(
     if [forget, marked, source is not None].count(True) != 1:
         raise InputError("Give a folder of labelled pictures or a file of marks, or --marked, or --forget.")
     if report is not None:
-        _check_output(report, ".json")
+        check_output(report, ".json")
     with ImageSearch.open(find_index(index), write=True, device=device) as search:
         if forget:
             search.calibrate(None)
@@ -56,7 +56,7 @@ def calibrate(
             err.print(f"left out: {reason}", style="yellow", markup=False)
         out.print(f"Calibrated on {_worth(search)}.", markup=False)
     if report is not None:
-        with _writing(report) as stream:
+        with writing(report) as stream:
             stream.write(json.dumps(found, indent=1).encode() + b"\n")
     out.print(_judgement(found), markup=False)
     if left_out:

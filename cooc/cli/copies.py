@@ -6,7 +6,6 @@ Nothing is ever deleted, and nothing is done that loses a picture: `--move` take
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cooc.cli import app, err, out
-from cooc.cli.describing import JsonOption, _check_output, _writing
-from cooc.cli.indexing import IndexOption, find_index
-from cooc.cli.searching import FolderOption, _filter
+from cooc.cli import app, err, options, out
+from cooc.cli.indexing import find_index
+from cooc.cli.writing import check_output, writing
 from cooc.errors import PARTIAL, InputError, MachineError, counted
+from cooc.files import file_hash
 
 if TYPE_CHECKING:
     from cooc.image_search import ImageSearch
@@ -30,16 +29,13 @@ if TYPE_CHECKING:
 
 @app.command()
 def duplicates(
-    index: IndexOption = "",
+    index: options.Index = "",
     threshold: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="Least similarity of two. [default: 0.8; 0.15 where geometry decides]"),
     ] = None,
-    verify: Annotated[
-        bool | None,
-        typer.Option("--verify/--no-verify", help="Let geometry decide. [default: if the index has features]"),
-    ] = None,
-    folder: FolderOption = "",
+    verify: options.Verify = None,
+    folder: options.Folder = "",
     html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page that shows the groups.")] = None,
     rest: Annotated[
         bool, typer.Option("--list", help="Print only the files that need not be kept, a line each.")
@@ -51,7 +47,7 @@ def duplicates(
         Literal["hard", "symbolic"] | None,
         typer.Option(help="Make what has the same bytes as the one that is kept a link to it."),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """List groups of copies: re-saved ones, smaller ones, crops, turned and mirrored ones; and which one to keep.
 
@@ -63,17 +59,18 @@ def duplicates(
     --link says so. A copy that was cropped or changed on purpose is a copy, too: look before you move.
     """
     from cooc.image_search import ImageSearch
+    from cooc.index.records import Filter
     from cooc.keeping import choose
 
     if sum([rest, bool(move), bool(link), as_json]) > 1:
         raise InputError("Choose one of --list, --move, --link and --json.")
     if html is not None:
-        _check_output(html, ".html", ".htm")
+        check_output(html, ".html", ".htm")
     groups = pictures = 0
     shown: list[Choice] = []
     with ImageSearch.open(find_index(index), write=move is not None) as found:
         act = _Act(found, move, link) if move or link else None
-        for group in found.duplicates(threshold, where=_filter(folder, "", "", None), verify=verify):
+        for group in found.duplicates(threshold, where=Filter(folder) if folder else None, verify=verify):
             groups, pictures = groups + 1, pictures + len(group)
             choice = choose(group, found.collection)
             shown += [choice] if html else []
@@ -87,7 +84,7 @@ def duplicates(
             if act is not None:
                 act.on(choice)
         if html is not None:
-            with _writing(html) as stream:
+            with writing(html) as stream:
                 stream.write(_page(shown, found).encode())
             err.print(f"Written: {html}", markup=False)
     if act is not None:
@@ -195,14 +192,9 @@ class _Act:
 def _is_still(file: Path, record: Record) -> bool:
     """A file of its own, with the bytes that were indexed."""
     try:
-        return not file.is_symlink() and _sha256(file) == record.sha256
+        return not file.is_symlink() and file_hash(file) == record.sha256
     except OSError:
         return False
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _carry(file: Path, target: Path, sha256: str) -> None:
@@ -220,7 +212,7 @@ def _carry(file: Path, target: Path, sha256: str) -> None:
             new.flush()
             os.fsync(new.fileno())
             shutil.copystat(file, target)
-            if _sha256(target) != sha256:
+            if file_hash(target) != sha256:
                 raise MachineError(f"{target} is not what was written there: is its disk well? {file} stays.")
         except BaseException:
             target.unlink()

@@ -5,44 +5,38 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from cooc import __version__
-from cooc.cli import app, err, out
+from cooc.cli import app, err, options, out
 from cooc.cli.bars import counting
+from cooc.cli.writing import check_drawing, check_output, save_picture, writing
 from cooc.errors import PARTIAL, CoocError, ImageError, InputError, UnknownNameError, WhiteningError, counted
-from cooc.files import replacing
 
 if TYPE_CHECKING:
     from cooc.descriptor import Descriptor
     from cooc.pictures.boxes import Box
 
-DEFAULT = "paper-linear"  # of commands that show the paper; a new index has a quality instead
 WIDE = 140  # columns of a table that goes into a file or a pipe
 FITTED = 512  # vectors that a whitening is given at once
 FEW = 32  # pictures: for no more than that, starting worker processes costs more time than they save
 
 Images = Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Pictures, or folders of them.")]
-RecipeOption = Annotated[str, typer.Option("--recipe", "-r", help="A name from `cooc recipes`, with +changes.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-WorkersOption = Annotated[int | None, typer.Option(min=0, help="Decoding processes; 0 is threads. [default: as fits]")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @app.command()
 def describe(
     images: Images,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.npy", help="Where the vectors go.")],
-    recipe: RecipeOption = DEFAULT,
+    recipe: options.Recipe = options.DEFAULT,
     box: Annotated[str, typer.Option(metavar="X0,Y0,X1,Y1", help="The part of one picture to describe.")] = "",
-    device: DeviceOption = "auto",
-    workers: WorkersOption = None,
-    as_json: JsonOption = False,
+    device: options.Device = "auto",
+    workers: options.Workers = None,
+    as_json: options.Json = False,
 ) -> None:
     """Write the vectors of pictures to a file.
 
@@ -55,7 +49,7 @@ def describe(
 
     config = find_recipe(recipe).config
     part = parse_box(box) if box else None
-    _check_output(output, ".npy")
+    check_output(output, ".npy")
     paths = _list(images)
     if part and len(paths) != 1:
         raise InputError(f"--box is the part of one picture, and there are {len(paths)}. Describe them one by one.")
@@ -76,7 +70,7 @@ def describe(
         "fingerprint": descriptor.fingerprint,
         "cooc": __version__,
     }
-    with _writing(sidecar) as text, _writing(output) as data:
+    with writing(sidecar) as text, writing(output) as data:
         text.write(json.dumps(about, indent=1).encode())
         np.save(data, matrix)
     if as_json:
@@ -93,26 +87,23 @@ def describe(
 def heatmap(
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="A picture.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.png", help="Where the drawing goes.")],
-    recipe: RecipeOption = DEFAULT,
+    recipe: options.Recipe = options.DEFAULT,
     learned: Annotated[
         str, typer.Option(metavar="FILTER", help="A learned filter beside it: a file, or `landmarks`, which is ours.")
     ] = "",
     size: Annotated[int | None, typer.Option(min=32, help="Longest side in pixels. [default: the recipe's]")] = None,
-    device: DeviceOption = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Draw a picture's spatial co-occurrences over it.
 
     They are the weights alpha of equation 8. `-r paper-linear+layer=conv5_3` draws a map that is twice as fine.
     """
-    from PIL import Image
-
     from cooc.cooccurrence import Cooccurrence
     from cooc.explanation.heatmaps import overlay, sheet, spatial_cooccurrences
     from cooc.recipes import find_filter, find_recipe
 
     config = find_recipe(recipe).config
-    Image.init()
-    _check_output(output, *(end for end, form in Image.EXTENSION.items() if form in Image.SAVE))
+    check_drawing(output)
     layers = {"direct co-occurrences": Cooccurrence(radius=config.radius)}
     if learned:
         layers["learned co-occurrences"] = Cooccurrence.load(find_filter(learned))
@@ -122,8 +113,7 @@ def heatmap(
     for name, layer in layers.items():
         alpha = spatial_cooccurrences(descriptor, picture, layer)
         panels[name] = overlay(panels[image.name], alpha, descriptor.backbone.stride)
-    with _writing(output) as stream:
-        sheet(panels).save(stream, Image.EXTENSION[output.suffix.lower()])
+    save_picture(sheet(panels), output)
     out.print(f"{output}: {' | '.join(panels)}")
 
 
@@ -131,15 +121,15 @@ def heatmap(
 def whiten(
     images: Images,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.safetensors", help="Where it goes.")],
-    recipe: RecipeOption = DEFAULT,
+    recipe: options.Recipe = options.DEFAULT,
     dim: Annotated[int | None, typer.Option(min=1, help="Dimensions of a vector. [default: the recipe's]")] = None,
     size: Annotated[int, typer.Option(min=32, help="Longest side of the pictures in pixels, for the fit.")] = 640,
     exponent: Annotated[
         float, typer.Option(min=0, max=1, help="0.5 makes all directions count the same; less is gentler.")
     ] = 0.5,
     storage: Annotated[str, typer.Option(help="float32, float16 or int8: smaller files, hardly worse.")] = "float32",
-    device: DeviceOption = "auto",
-    workers: WorkersOption = None,
+    device: options.Device = "auto",
+    workers: options.Workers = None,
 ) -> None:
     """Fit a PCA whitening on your own pictures.
 
@@ -154,7 +144,7 @@ def whiten(
     wanted = dim or find_recipe(recipe).config.dim
     if storage not in whitening.STORAGE:
         raise UnknownNameError("whitening storage", storage, whitening.STORAGE)
-    _check_output(output, ".safetensors")
+    check_output(output, ".safetensors")
     paths = _list(images)
     descriptor = _descriptor(config, device)
     wanted = wanted or descriptor.dim
@@ -181,7 +171,7 @@ def whiten(
 @app.command()
 def recipes(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="One recipe, in full; +changes are understood.")] = "",
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the named descriptors and where each comes from."""
     from cooc.recipes import RECIPES, find_recipe
@@ -240,21 +230,3 @@ def _vectors(
             err.print(f"left out: {found}", style="yellow", markup=False)
             if len(bad) == len(paths):
                 raise found if len(paths) == 1 else ImageError(f"None of the {len(paths)} pictures could be read.")
-
-
-def _check_output(path: Path, *endings: str) -> None:
-    """Before the work, not after it."""
-    if path.suffix.lower() not in endings:
-        raise InputError(f"{path}: the name must end in {' or '.join(sorted(endings))}.")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}. Create it, or write elsewhere.")
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[IO[bytes]]:
-    """`replacing`, with the message for a disk that is full or not ours."""
-    try:
-        with replacing(path) as stream:
-            yield stream
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}). Make room, or write elsewhere.") from error

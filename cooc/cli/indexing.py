@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from cooc.cli import app, out
-from cooc.cli.describing import DeviceOption, JsonOption, WorkersOption
+from cooc.cli import app, options, out
 from cooc.cli.estimating import show_estimates
 from cooc.cli.runs import finish, running
 from cooc.errors import InputError, StoreMissingError, UnknownNameError, WeightsError, counted
@@ -24,15 +23,6 @@ if TYPE_CHECKING:
 NAME = ".cooc"
 ENGINES = ("here", "ray")
 TIDY = 0.1  # share of the index that changed, from which it is compacted after a run
-
-IndexOption = Annotated[
-    str,
-    typer.Option(
-        "--index",
-        metavar="INDEX",
-        help="A folder, postgresql://... or milvus://... [default: $COOC_INDEX, or the nearest folder .cooc]",
-    ),
-]
 
 
 def find_index(given: str) -> str:
@@ -84,8 +74,8 @@ def index(
             "one has sift]",
         ),
     ] = "",
-    device: DeviceOption = "auto",
-    workers: WorkersOption = None,
+    device: options.Device = "auto",
+    workers: options.Workers = None,
     engine: Annotated[str, typer.Option(help="What describes: here, or ray for a cluster of machines.")] = "here",
     address: Annotated[
         str,
@@ -102,14 +92,11 @@ def index(
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", help="Follow symbolic links.")] = False,
     keep_missing: Annotated[bool, typer.Option("--keep-missing", help="Keep what is no longer on disk.")] = False,
-    prune: Annotated[
-        bool,
-        typer.Option("--prune", help="Pictures of empty or missing folders are gone for good."),
-    ] = False,
+    prune: options.Prune = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try bad files again that have not changed.")] = False,
     nice: Annotated[bool, typer.Option("--nice", help="Let other programs of this machine go first.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but problems.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each event.")] = False,
+    quiet: options.Quiet = False,
+    as_json: options.Events = False,
 ) -> None:
     """Index folders of pictures, or bring their index up to date.
 
@@ -184,10 +171,10 @@ def follow_with_text(search: ImageSearch, model: str, device: str, quiet: bool, 
 @app.command()
 def add(
     files: Annotated[list[str], typer.Argument(metavar="FILE|URL", help="Pictures.")],
-    index: IndexOption = "",
-    device: DeviceOption = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but problems.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each event.")] = False,
+    index: options.Index = "",
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    as_json: options.Events = False,
 ) -> None:
     """Add single pictures to an index, or describe them again if they changed."""
     from cooc.image_search import ImageSearch
@@ -203,7 +190,7 @@ def add(
 
 @app.command()
 def remove(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Pictures or folders.")], index: IndexOption = ""
+    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Pictures or folders.")], index: options.Index = ""
 ) -> None:
     """Take pictures out of an index. The files stay; a later `cooc index` adds those that still exist."""
     from cooc.image_search import ImageSearch
@@ -220,7 +207,7 @@ def tag(
     paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Pictures or folders of the index.")],
     add: Annotated[list[str] | None, typer.Option("--add", "-a", metavar="TAG", help="May be repeated.")] = None,
     remove: Annotated[list[str] | None, typer.Option("--remove", "-d", metavar="TAG", help="May be repeated.")] = None,
-    index: IndexOption = "",
+    index: options.Index = "",
 ) -> None:
     """Give tags to pictures, or take them away, for `cooc search --tag`. Without --add or --remove, show the tags."""
     from cooc.cli.showing import shown
@@ -237,9 +224,9 @@ def tag(
 
 @app.command()
 def status(
-    index: IndexOption = "",
+    index: options.Index = "",
     bad: Annotated[bool, typer.Option("--bad", help="List the bad files: why, and since when.")] = False,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """What an index holds."""
     from cooc.cli.showing import shown

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cooc.cli import app, err, out
-from cooc.cli.describing import DeviceOption, JsonOption, _check_output, _writing
+from cooc.cli import app, err, options, out
+from cooc.cli.writing import PICTURES, check_output, save_picture
 
 if TYPE_CHECKING:
     from cooc.verification.agreement import Agreement
@@ -27,8 +27,8 @@ def match_(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.jpg", help="Draw both, with what they agree on.")
     ] = None,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Verify that two pictures show the same thing: points of both that agree on one geometry.
 
@@ -40,7 +40,7 @@ def match_(
     from cooc.verification.probability import PROVEN, same_thing
 
     if output is not None:
-        _check_output(output, ".jpg", ".jpeg", ".png", ".webp")
+        check_output(output, *PICTURES)
     part = parse_box(box) if box else None
     agreement = verify_pair(query, picture, engine, box=part, device=str(resolve_device(device)))
     chance = same_thing(agreement)
@@ -78,8 +78,6 @@ def _corners(region: Points) -> str:
 
 
 def _draw(query: Path, picture: Path, agreement: Agreement, output: Path) -> None:
-    from PIL import Image
-
     from cooc.pictures.decode import load_view
     from cooc.verification.drawing import draw
     from cooc.verification.engines import LONGEST
@@ -88,7 +86,5 @@ def _draw(query: Path, picture: Path, agreement: Agreement, output: Path) -> Non
     drawn = draw(
         sides[0].pixels, sides[1].pixels, agreement, query_size=sides[0].size, picture_size=sides[1].size, height=640
     )
-    Image.init()
-    with _writing(output) as stream:
-        drawn.save(stream, Image.EXTENSION[output.suffix.lower()], quality=90)
+    save_picture(drawn, output, quality=90)
     err.print(f"Written: {output}", markup=False)

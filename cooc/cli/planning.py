@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cooc.cli import app, err, out
-from cooc.cli.describing import DEFAULT, RecipeOption
+from cooc.cli import app, err, options, out
 from cooc.cli.reporting import show_table
 from cooc.errors import InputError
 
@@ -18,7 +17,7 @@ from cooc.errors import InputError
 @app.command()
 def plan(
     images: Annotated[str, typer.Option(help="How many, by commas.")] = "1e6,1e7,1e8,1e9",
-    recipe: RecipeOption = DEFAULT,
+    recipe: options.Recipe = options.DEFAULT,
     storage: Annotated[
         str,
         typer.Option(
@@ -29,7 +28,7 @@ def plan(
     memory: Annotated[float, typer.Option(help="GB of memory of a machine.")] = 128,
     disk: Annotated[float, typer.Option(help="GB of disk of a machine.")] = 4000,
     replicas: Annotated[int, typer.Option(min=1, help="Copies of everything.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """What any number of images needs, from what was measured: bytes, machines, hours, searches per second.
 

@@ -12,29 +12,18 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from cooc.cli import app, err, out
+from cooc.cli import app, err, options, out
 from cooc.errors import InputError
 
 if TYPE_CHECKING:
     from cooc.datasets.retrieval import Dataset
     from cooc.recipes import Recipe
 
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-ResultsOption = Annotated[Path, typer.Option(help="Folder of the result files.")]
-VectorsOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="[NAME=]DATABASE.npy,QUERIES.npy", help="Your own vectors, (N, D) and (Q, D). Repeatable."),
-]
-RankingsOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="[NAME=]RANKINGS.npy", help="Your own rankings, (Q, k) rows of the database. Repeatable."),
-]
-
 
 @app.command()
 def tables(
     results: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where `cooc bench` wrote.")] = Path("results"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """The results of a folder, a table for each dataset: mAP of every recipe and expansion, best first."""
     from cooc.bench.tables import load_results, rows
@@ -68,17 +57,17 @@ def show_table(table: Table) -> None:
 def compare(
     folder: Annotated[str, typer.Argument(help="A folder with ground_truth.json and jpg/, or a known dataset.")],
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="Recipes to compare, separated by commas.")] = "",
-    vectors: VectorsOption = None,
-    rankings: RankingsOption = None,
-    data: Annotated[Path, typer.Option(help="Folder below which known datasets lie.")] = Path("data"),
+    vectors: options.Vectors = None,
+    rankings: options.Rankings = None,
+    data: options.Data = Path("data"),
     images: Annotated[int, typer.Option(min=1, help="Pictures to time.")] = 20,
     plot: Annotated[Path | None, typer.Option(help="Draw mAP against time: a .png, .svg or .pdf file.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the comparison as JSON.")] = None,
-    device: DeviceOption = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    workers: Annotated[int | None, typer.Option(help="Processes that decode; by default as the device needs.")] = None,
-    cache: Annotated[Path, typer.Option(help="Where raw vectors are kept between runs.")] = Path(".cooc/bench"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    workers: options.Workers = None,
+    cache: options.Cache = Path(".cooc/bench"),
+    as_json: options.Json = False,
 ) -> None:
     """Which recipe is best for these pictures, at which cost: mAP, ms for a picture, bytes for a picture."""
     from cooc.bench.compare import compare as measure

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.measure import Measurement
 
-from cooc.cli import app, err, out
-from cooc.cli.describing import DeviceOption, JsonOption, _check_output, _writing
-from cooc.cli.indexing import IndexOption, find_index
+from cooc.cli import app, err, options, out
+from cooc.cli.indexing import find_index
+from cooc.cli.writing import PICTURES, check_output, save_picture, writing
 from cooc.errors import PARTIAL, ImageError, InputError
 
 if TYPE_CHECKING:
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
 UNBOUNDED = 100_000  # columns: no name is longer
 
-FolderOption = Annotated[str, typer.Option("--folder", metavar="PREFIX", help="Only pictures below this folder.")]
-FromOption = Annotated[str, typer.Option("--from", metavar="DATE", help="Only taken then or later: 2023, 2023-07, ...")]
-ToOption = Annotated[str, typer.Option("--to", metavar="DATE", help="Only taken then or before.")]
-TagOption = Annotated[list[str] | None, typer.Option("--tag", help="Only with this tag; may be repeated.")]
-
 
 @app.command()
 def search(
@@ -41,7 +36,7 @@ def search(
             metavar="IMAGE|URL|-|FOLDER|WORDS", help="Several pictures make one query; a folder, one for each."
         ),
     ],
-    index: IndexOption = "",
+    index: options.Index = "",
     box: Annotated[str, typer.Option(metavar="X0,Y0,X1,Y1", help="The part of the picture to search for.")] = "",
     k: Annotated[int, typer.Option("-k", min=1, help="How many results.")] = 20,
     expand: Annotated[str, typer.Option(help="Search again with the best results: none, average or alpha.")] = "none",
@@ -49,20 +44,19 @@ def search(
         bool, typer.Option("--database-augmentation", help="Compare with each result's own neighbours too.")
     ] = False,
     rerank: Annotated[str, typer.Option(help="none, k-reciprocal, diffusion or superglobal.")] = "none",
-    verify: Annotated[
-        bool | None,
-        typer.Option("--verify/--no-verify", help="Check results by geometry. [default: if the index has features]"),
-    ] = None,
+    verify: options.Verify = None,
     min_score: Annotated[float | None, typer.Option(help="Leave out results below this score.")] = None,
-    folder: FolderOption = "",
-    taken_from: FromOption = "",
-    taken_to: ToOption = "",
-    tag: TagOption = None,
-    device: DeviceOption = "auto",
+    folder: options.Folder = "",
+    taken_from: Annotated[
+        str, typer.Option("--from", metavar="DATE", help="Only taken then or later: 2023, 2023-07, ...")
+    ] = "",
+    taken_to: Annotated[str, typer.Option("--to", metavar="DATE", help="Only taken then or before.")] = "",
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="Only with this tag; may be repeated.")] = None,
+    device: options.Device = "auto",
     thumbnails: Annotated[
         bool | None, typer.Option("--thumbnails/--no-thumbnails", help="In the table. [default: if colours allow]")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with everything in it.")] = None,
     sheet: Annotated[Path | None, typer.Option(metavar="FILE.jpg", help="Write a contact sheet.")] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show the results in a browser.")] = False,
@@ -79,9 +73,9 @@ def search(
     from cooc.cli import showing, warm
     from cooc.pictures.boxes import parse_box
 
-    for file, endings in ((html, (".html", ".htm")), (sheet, (".jpg", ".jpeg", ".png", ".webp"))):
+    for file, endings in ((html, (".html", ".htm")), (sheet, PICTURES)):
         if file is not None:
-            _check_output(file, *endings)
+            check_output(file, *endings)
     options = {
         "k": k,
         "expand": expand,
@@ -115,13 +109,12 @@ def search(
             err.print(showing.UNCALIBRATED, style="dim")
         if keep and answers:
             if sheet is not None:
-                with _writing(sheet) as stream:
-                    showing.sheet(answers, found.collection).convert("RGB").save(stream, _format(sheet), quality=90)
+                save_picture(showing.sheet(answers, found.collection), sheet, quality=90)
                 err.print(f"Written: {sheet}", markup=False)
             if html is None and open_:
                 html = Path(tempfile.mkdtemp(prefix="cooc-")) / "search.html"
             if html is not None:
-                with _writing(html) as stream:
+                with writing(html) as stream:
                     stream.write(showing.page(answers, found.collection, found.index_name).encode())
                 err.print(f"Written: {html}", markup=False)
             if open_:
@@ -226,7 +219,3 @@ def _match(match: Match, found: ImageSearch) -> dict[str, Any]:
         "tags": sorted(r.tags),
         "away": match.away,
     }
-
-
-def _format(file: Path) -> str:
-    return {".png": "PNG", ".webp": "WEBP"}.get(file.suffix.lower(), "JPEG")

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from cooc.cli import app, err, out
-from cooc.cli.describing import DEFAULT, DeviceOption, JsonOption, RecipeOption, _check_output, _writing
-from cooc.cli.indexing import IndexOption, find_index
+from cooc.cli import app, err, options, out
+from cooc.cli.indexing import find_index
+from cooc.cli.writing import check_drawing, save_picture
 from cooc.errors import InputError, counted
 
 
@@ -23,17 +23,15 @@ def explain(
     query: Annotated[Path, typer.Argument(metavar="QUERY", help="A picture.")],
     match: Annotated[Path, typer.Argument(metavar="MATCH", help="A picture that was found.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.png", help="Where the drawing goes.")],
-    recipe: RecipeOption = DEFAULT,
+    recipe: options.Recipe = options.DEFAULT,
     box: Annotated[str, typer.Option(metavar="X0,Y0,X1,Y1", help="The part of QUERY that is looked for.")] = "",
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Draw why two pictures are similar: the score as a sum over the positions of both.
 
     The frame in each picture holds most of it: "it is here".
     """
-    from PIL import Image
-
     from cooc.descriptor import Descriptor
     from cooc.explanation import draw
     from cooc.explanation import explain as take_apart
@@ -41,13 +39,11 @@ def explain(
     from cooc.recipes import find_recipe
 
     part = parse_box(box) if box else None
-    Image.init()
-    _check_output(output, *(end for end, form in Image.EXTENSION.items() if form in Image.SAVE))
+    check_drawing(output)
     descriptor = Descriptor(find_recipe(recipe).config, device=device)
     why = take_apart(descriptor, query, match, query_box=part)
     page = draw(descriptor, query, match, why, query_box=part, names=(query.name, match.name))
-    with _writing(output) as stream:
-        page.save(stream, Image.EXTENSION[output.suffix.lower()])
+    save_picture(page, output)
     if as_json:
         sides = {
             name: {"map": side.map.tolist(), "region": side.region, "box": side.box}
@@ -63,7 +59,7 @@ def explain(
 
 @app.command()
 def serve(
-    index: IndexOption = "",
+    index: options.Index = "",
     host: Annotated[
         str, typer.Option(help="Where to listen. Anything but this machine demands a token.")
     ] = "127.0.0.1",
@@ -86,7 +82,7 @@ def serve(
         float, typer.Option(min=0, metavar="MINUTES", help="Keep queries in memory: links to them survive a reload.")
     ] = 0,
     rate: Annotated[float, typer.Option(min=0, help="Requests of one client in a second; 0 does not limit.")] = 50,
-    device: DeviceOption = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Serve the page and the REST API of an index.
 

@@ -8,15 +8,14 @@ from typing import Annotated
 
 import typer
 
-from cooc.cli import app, err, out
-from cooc.cli.describing import DeviceOption, JsonOption, WorkersOption
-from cooc.cli.indexing import IndexOption, find_index
+from cooc.cli import app, err, options, out
+from cooc.cli.indexing import find_index
 from cooc.cli.runs import finish
 from cooc.errors import PARTIAL, counted
 
 
 @app.command()
-def verify(index: IndexOption = "", as_json: JsonOption = False) -> None:
+def verify(index: options.Index = "", as_json: options.Json = False) -> None:
     """Read a whole index and check it; exit code 5 if something is wrong."""
     from cooc.image_search import ImageSearch
 
@@ -34,7 +33,7 @@ def verify(index: IndexOption = "", as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def compact(index: IndexOption = "") -> None:
+def compact(index: options.Index = "") -> None:
     """Give back the space of removed pictures, and prepare fast search in a large index."""
     from cooc.image_search import ImageSearch
 
@@ -76,7 +75,7 @@ def restore(
 
 @app.command()
 def rebuild(
-    index: IndexOption = "",
+    index: options.Index = "",
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="Another recipe. [default: that of the index]")] = "",
     storage: Annotated[str, typer.Option(help="Another storage: float32, float16, int8, int4 or pq.")] = "",
     verify: Annotated[
@@ -85,8 +84,8 @@ def rebuild(
     to: Annotated[
         str, typer.Option(metavar="INDEX", help="Where the new index stays. [default: in the place of the old]")
     ] = "",
-    device: DeviceOption = "auto",
-    workers: WorkersOption = None,
+    device: options.Device = "auto",
+    workers: options.Workers = None,
 ) -> None:
     """Describe all pictures of an index again, of a damaged one too; tags are kept. For another recipe, name it."""
     from cooc.image_search import ImageSearch, Report
@@ -120,7 +119,7 @@ def rebuild(
 @app.command()
 def export(
     output: Annotated[Path, typer.Argument(metavar="FILE.npy|FILE.parquet", help="Where it goes.")],
-    index: IndexOption = "",
+    index: options.Index = "",
 ) -> None:
     """Write vectors and records to files: .npy with a .jsonl beside it, or .parquet."""
     from cooc.image_search import ImageSearch

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cooc.cli import app, err, out
-from cooc.cli.describing import DeviceOption
+from cooc.cli import app, err, options, out
 from cooc.cli.indexing import NAME, follow_with_text, index
 from cooc.cli.runs import running, say
 from cooc.errors import PARTIAL, InputError, StoreLockedError
@@ -32,12 +31,10 @@ def watch(
     poll: Annotated[
         bool, typer.Option("--poll", help="Look again and again, where the system tells nothing: network drives.")
     ] = False,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Pictures of empty or missing folders are gone for good.")
-    ] = False,
-    device: DeviceOption = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but problems.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each event.")] = False,
+    prune: options.Prune = False,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    as_json: options.Events = False,
 ) -> None:
     """Index a folder, and keep the index up to date as pictures come and go, until Ctrl-C.
 

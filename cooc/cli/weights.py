@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 from rich.table import Table
 
-from cooc.cli import app, err, out
+from cooc.cli import app, err, options, out
 from cooc.errors import WeightsError
 
 weights = typer.Typer(no_args_is_help=True, help="The networks' weights: fetch them, check them, carry them around.")
@@ -19,7 +19,7 @@ app.add_typer(weights, name="weights")
 
 
 @weights.command("list")
-def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
+def list_(as_json: options.Json = False) -> None:
     """Show the known sets, which of them are here, and where."""
     from cooc.weights import weights_home, weights_status
 

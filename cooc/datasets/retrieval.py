@@ -88,11 +88,9 @@ def where(name: str) -> str:
     return find_spec(name).where
 
 
-def check(
-    name: PathLike, data_dir: PathLike | Sequence[PathLike] | None = None, *, distractors: PathLike | None = None
-) -> Completeness:
+def check(name: PathLike, data_dir: PathLike | Sequence[PathLike] | None = None) -> Completeness:
     """What of that data set is there, without failing."""
-    return _assemble(name, data_dir, distractors)[1]
+    return _assemble(name, data_dir, None)[1]
 
 
 def load_dataset(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,6 +34,7 @@ from cooc.index.shortlist import (
     Match,
     Options,
     Results,
+    Ways,
     as_query,
     find_duplicates,
     find_matches,
@@ -105,17 +106,12 @@ class ImageSearch(ChangingIndex):
         k: int = 20,
         *,
         box: Box | None = None,
-        expand: str | None = None,
-        rerank: str | None = None,
-        augment: bool = False,
-        where: Filter | None = None,
-        min_score: float | None = None,
-        offset: int = 0,
         verify: bool | None = None,
+        **ways: Unpack[Ways],
     ) -> Results:
         """The same for a picture of the index, by its vector, or for the part of it in a box; it is not among them."""
         started = time.monotonic()
-        options = Options(k, expand, rerank, augment, where, min_score, offset)
+        options = Options(k, **ways)
         id_bytes(id)  # or results could hold it under another spelling
         asked: list[Features] = []
         if box is None:
@@ -128,28 +124,15 @@ class ImageSearch(ChangingIndex):
             asked = self._local([picture], [part]) if self._verifies(verify) else []
         return self._found(query, options, asked, id, started)
 
-    def search_vector(
-        self,
-        vector: ArrayLike,
-        k: int = 20,
-        *,
-        expand: str | None = None,
-        rerank: str | None = None,
-        augment: bool = False,
-        where: Filter | None = None,
-        min_score: float | None = None,
-        offset: int = 0,
-    ) -> Results:
+    def search_vector(self, vector: ArrayLike, k: int = 20, **ways: Unpack[Ways]) -> Results:
         """The same for a vector (D,) of this descriptor."""
-        options = Options(k, expand, rerank, augment, where, min_score, offset)
-        return self._found(as_query(vector, self.meta.dim), options, [], None, time.monotonic())
+        return self._found(as_query(vector, self.meta.dim), Options(k, **ways), [], None, time.monotonic())
 
     def _found(
         self, query: Vectors, options: Options, asked: Sequence[Features], without: str | None, started: float
     ) -> Results:
         """Verified by the local features of what was asked for, if there are any."""
         if any(len(part) for features in asked for part in features):
-            device = resolve_device(self._device)
             found = find_verified(
                 self.store,
                 query,
@@ -157,7 +140,7 @@ class ImageSearch(ChangingIndex):
                 options,
                 words=self.words,
                 without=without,
-                device=None if device.type == "cpu" else str(device),
+                device=self._accelerator,
                 started=started,
             )
         elif asked:  # pictures without any texture: nothing can be verified, and so nothing is claimed
@@ -236,15 +219,14 @@ class ImageSearch(ChangingIndex):
         """
         if not self._verifies(verify):
             return find_duplicates(self.store, NEAR_DUPLICATE if threshold is None else threshold, where)
-        device = resolve_device(self._device)
         return find_copies(
-            self.store,
-            threshold,
-            where,
-            words=self.words,
-            mirrored=self._mirrored,
-            device=None if device.type == "cpu" else str(device),
+            self.store, threshold, where, words=self.words, mirrored=self._mirrored, device=self._accelerator
         )
+
+    @property
+    def _accelerator(self) -> str | None:
+        device = resolve_device(self._device)
+        return None if device.type == "cpu" else str(device)
 
     def _mirrored(self, id: str) -> Features:
         """Local features of a picture's mirror image; none if its file cannot be read now."""

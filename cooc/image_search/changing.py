@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
-from cooc import __version__
 from cooc.activations import resolve_device
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreMissingError
@@ -22,6 +21,7 @@ from cooc.image_search.opening import (
     address,
     keep_root,
     lasting,
+    made_by,
     words_folder,
 )
 from cooc.index import calibration, create_store, inverted, is_folder, sync, without_password
@@ -31,8 +31,8 @@ from cooc.index.completing import complete_features
 from cooc.index.copying import restore, take_over
 from cooc.index.engine import Engine, Here
 from cooc.index.given import Given
-from cooc.index.importing import Exported, import_index
-from cooc.index.records import FORMAT, Filter, StoreMeta, several
+from cooc.index.importing import Exported
+from cooc.index.records import FORMAT, Filter, several
 from cooc.index.report import Progress, Report, Stop
 from cooc.index.store import blocks
 from cooc.pictures import open_collection
@@ -171,7 +171,7 @@ class ChangingIndex(OpenIndex):
             search = cls(create_store(address(index), kept), index)
         try:
             search._check(meta)
-            import_index(search.store, exported)
+            search.store.add_all(exported)
         except BaseException:
             search.close()
             if made:  # an empty index would be in the way of another recipe
@@ -202,15 +202,8 @@ class ChangingIndex(OpenIndex):
         place = open_collection(root or Path(index).absolute().parent) if search is None else search.collection
         try:
             given = Given(Path(vectors), Path(paths), place)
-            meta = StoreMeta(
-                recipe=name,
-                config=config.as_dict(),
-                config_hash=config.hash,
-                weights_hash=config.hash,
-                dim=given.dim,
-                root=keep_root(index, root) if search is None else search.collection.url,
-                cooc_version=__version__,
-            )
+            kept = keep_root(index, root) if search is None else search.collection.url
+            meta = made_by(config, name, config.hash, given.dim, kept)
             search = search or cls(create_store(address(index), meta), index)
             search._check(meta)
             return search, sync.add_files(search.store, search.collection, given, given.paths, progress=progress)

@@ -116,17 +116,8 @@ class OpenIndex:
             raise InputError(f"Storage {storage} is for an index in a folder; a server keeps float32.")
         config = lasting(descriptor.config.replace(dtype="auto") if descriptor else find_recipe(recipe).config)
         descriptor = descriptor or Descriptor(config, device=device)
-        meta = StoreMeta(
-            recipe=recipe,
-            config=config.as_dict(),
-            config_hash=config.hash,
-            weights_hash=descriptor.fingerprint,
-            dim=descriptor.dim,
-            root=keep_root(path, root),
-            cooc_version=__version__,
-            storage=storage,
-            features=features,
-        )
+        meta = made_by(config, recipe, descriptor.fingerprint, descriptor.dim, keep_root(path, root))
+        meta = replace(meta, storage=storage, features=features)
         return cls(create_store(address(path), meta), path, device=device, descriptor=descriptor)
 
     @classmethod
@@ -269,6 +260,18 @@ class OpenIndex:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def made_by(config: DescriptorConfig, recipe: str, weights_hash: str, dim: int, root: str) -> StoreMeta:
+    return StoreMeta(
+        recipe=recipe,
+        config=config.as_dict(),
+        config_hash=config.hash,
+        weights_hash=weights_hash,
+        dim=dim,
+        root=root,
+        cooc_version=__version__,
+    )
 
 
 def lasting(config: DescriptorConfig) -> DescriptorConfig:

@@ -20,8 +20,6 @@ from cooc.errors import InputError, UnknownNameError
 from cooc.index.records import StoreMeta
 from cooc.index.store import Store
 
-__all__ = ["ENGINES", "create_store", "is_folder", "open_store", "without_password"]
-
 ENGINES = {
     "file": "cooc.index.embedded",
     "milvus": "cooc.index.milvus",

@@ -20,13 +20,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cooc.errors import InputError
+from cooc.files import DATA
 from cooc.reranking import rank
 
 NOTE = "calibration"  # of an index: curves by the names of their scores
@@ -70,9 +70,7 @@ def find(space: str | None, notes: Mapping[str, Any] | None = None) -> Calibrati
 
 @cache
 def _shipped() -> dict[str, dict[str, Any]]:
-    file = resources.files("cooc") / "data" / "calibration.json"
-    found: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return dict(json.loads((DATA / "calibration.json").read_text(encoding="utf-8")))
 
 
 # Fitting
@@ -137,12 +135,8 @@ def fit(score: ArrayLike, match: ArrayLike) -> Calibration:
     return Calibration(float(slope), float(weights[1] - slope * x.mean()))
 
 
-def assess(curve: Calibration, score: ArrayLike, match: ArrayLike, bins: int = BINS) -> dict[str, Any]:
-    """How true the probabilities are: in each bin, what was promised and what came; their mean gap (ECE); Brier."""
-    return _compare(curve(score), np.asarray(match, bool), bins)
-
-
-def _compare(p: Floats, right: NDArray[np.bool_], bins: int = BINS) -> dict[str, Any]:
+def assess(p: Floats, right: NDArray[np.bool_], bins: int = BINS) -> dict[str, Any]:
+    """How true probabilities are: in each bin, what was promised and what came; their mean gap (ECE); Brier."""
     which = np.minimum((p * bins).astype(int), bins - 1)
     table = []
     gap = 0.0
@@ -175,7 +169,7 @@ def judge(scored: Scored) -> tuple[Calibration, dict[str, Any]]:
     test = None
     if all(half.match.any() and not half.match.all() for half in halves):
         promised = np.concatenate([fit(half.score, half.match)(other.score) for half, other in (halves, halves[::-1])])
-        test = _compare(promised, np.concatenate([halves[1].match, halves[0].match]))
+        test = assess(promised, np.concatenate([halves[1].match, halves[0].match]))
     return curve, {"slope": curve.slope, "offset": curve.offset, "queries": len(order), "test": test}
 
 
@@ -214,7 +208,7 @@ def calibrate(
         "fitted on queries": len(fitting),
         "tested on queries": len(testing),
         "results of each query": top,
-        "test": assess(curve, tested.score, tested.match),
+        "test": assess(curve(tested.score), tested.match),
         "no match": {
             "threshold": THRESHOLD,
             "said rightly": float(np.mean(empty < THRESHOLD)),

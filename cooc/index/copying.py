@@ -12,9 +12,9 @@ from pathlib import Path
 from cooc.errors import InputError, StoreDamagedError, StoreError
 from cooc.index import create_store, is_folder, open_store, without_password
 from cooc.index.embedded import store as embedded
-from cooc.index.embedded.database import explained, show
+from cooc.index.embedded.database import explained
 from cooc.index.embedded.swapping import put_in_place
-from cooc.index.records import BadFile, Filter, Forgotten, now
+from cooc.index.records import BadFile, Filter, Forgotten, now, show
 from cooc.index.store import Block, Store, blocks, intact
 
 BLOCK = 1000  # images at a time
@@ -53,12 +53,11 @@ def intact_blocks(store: Store, where: Filter | None = None, *, features: bool =
     for block in blocks(store.records(where), BLOCK):
         ids, vectors = intact(store, [record.id for record in block])
         good = set(ids)
-        for record in block:
-            if record.id not in good:
-                log.warning("%s is left out: its vector is damaged.", show(Path(record.path)))
-        yield Block(
-            [record for record in block if record.id in good], vectors, store.features(ids) if features else None
-        )
+        left = [record.id for record in block if record.id not in good]
+        for record in filter(None, store.get(left)):  # others have been removed meanwhile
+            log.warning("%s is left out: its vector is damaged.", show(record.path))
+        records = [record for record in block if record.id in good]
+        yield Block(records, vectors, store.features(ids) if features else None)
 
 
 def restore(snapshot: str, index: str, *, root: str | None = None) -> int:

@@ -50,6 +50,11 @@ class Describer(Protocol):
 
     @property
     def device(self) -> Device: ...
+    @property
+    def fingerprint(self) -> str:
+        """Of all that its vectors depend on."""
+        ...
+
     def stream(
         self, items: Iterable[Item], *, workers: int | None = None, beside: Beside | None = None
     ) -> Iterator[tuple[Item, Vector | CoocError]]:

@@ -40,12 +40,9 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Examined:
+class Examined(Candidate):
     """The same after its content was read: the header of the picture, or the reason why there is none."""
 
-    file: Entry
-    known: Record | None
-    damaged: bool = False
     sha256: str = ""
     info: ImageInfo | None = None
     picture: Picture | None = None  # to be decoded
@@ -126,11 +123,7 @@ class Reader:
 
     def _replace(self) -> None:
         self.pool.shutdown(wait=False)
-        self.pool = _processes(READERS)
-
-
-def _processes(count: int) -> Executor:
-    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), start)
+        self.pool = ProcessPoolExecutor(READERS, multiprocessing.get_context("spawn"), start)
 
 
 def _examine_alone(address: str, collection: Collection, file: Candidate) -> Examined:

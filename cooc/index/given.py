@@ -17,7 +17,7 @@ from cooc.errors import InputError, counted
 from cooc.index.engine import Decide, Described, Made
 from cooc.index.examine import Candidate, Reader
 from cooc.pictures import Collection, is_url
-from cooc.vectors import unit_rows
+from cooc.vectors import read_array, unit_rows
 
 BLOCK = 4096  # rows that are checked at once
 
@@ -46,15 +46,9 @@ class Given:
 
 
 def _array(file: Path) -> np.ndarray:
-    try:
-        found = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(
-            f"{file} is no .npy file that can be read ({error}). numpy.save(FILE, vectors) writes one."
-        ) from error
-    if not isinstance(found, np.ndarray) or found.ndim != 2 or not found.size or found.dtype.kind != "f":
-        shape = getattr(found, "shape", None)
-        raise InputError(f"{file} must hold floating-point vectors (N, D), not {getattr(found, 'dtype', '')} {shape}.")
+    found = read_array(file, "r")
+    if found.ndim != 2 or not found.size or found.dtype.kind != "f":
+        raise InputError(f"{file} must hold floating-point vectors (N, D), not {found.dtype} {found.shape}.")
     for first in range(0, len(found), BLOCK):
         lengths = np.linalg.norm(found[first : first + BLOCK].astype(np.float64), axis=1)
         wrong = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))

@@ -20,20 +20,16 @@ from typing import Any, NoReturn
 import numpy as np
 
 from cooc.errors import CoocError, InputError
+from cooc.index.checks import check_vectors
 from cooc.index.export import check_format, parquet
 from cooc.index.records import FORMAT, STORAGES, Record, StoreMeta, path_text
-from cooc.index.store import Block, Store, Vectors, check_vectors
+from cooc.index.store import Block, Vectors
 
 BLOCK = 1000  # images at a time
 DIMENSIONS = 1 << 16
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 
 Check = Callable[[Any], bool]
-
-
-def import_index(store: Store, exported: Exported) -> int:
-    """Add the pictures of a file that has been checked; how many. Their vectors must be of the index's kind."""
-    return store.add_all(exported)
 
 
 class Exported:

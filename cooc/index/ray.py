@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from cooc.errors import CoocError, InputError, MachineError, StoreMismatchError
 from cooc.index.engine import Decide, Described, Describer, Extraction, Made, describe_items
@@ -45,14 +45,7 @@ LOST = "Each worker that was given it ended without an answer; it may be too lar
 log = logging.getLogger("cooc")
 
 
-class Fingerprinted(Describer, Protocol):
-    """A describer that says what its vectors depend on."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-
-Build = Callable[[str, int], Fingerprinted]  # device, threads -> descriptor; runs on the workers
+Build = Callable[[str, int], Describer]  # device, threads -> descriptor; runs on the workers
 
 
 @dataclass

@@ -54,6 +54,11 @@ def path_text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
+def show(path: str | bytes | os.PathLike[str]) -> str:
+    """A path that can be printed whatever bytes it holds."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def id_bytes(name: str) -> bytes:
     """An id of an image as its 16 bytes. There is one way to write it, so that ids may be compared as they are."""
     if not isinstance(name, str) or not _ID.fullmatch(name):
@@ -136,24 +141,20 @@ class StoreMeta:
 
 def check_same(meta: StoreMeta, other: StoreMeta, index: str = "the index") -> None:
     """Refuse to mix: `other` made the vectors at hand, `meta` those that are already in `index`."""
-    pairs = {
-        "recipe": (f"{meta.recipe} ({meta.config_hash[:12]})", f"{other.recipe} ({other.config_hash[:12]})"),
-        "weights": (meta.weights_hash[:12], other.weights_hash[:12]),
-        "dimension": (str(meta.dim), str(other.dim)),
-    }
-    same = {
-        "recipe": meta.config_hash == other.config_hash,
-        "weights": meta.weights_hash == other.weights_hash,
-        "dimension": meta.dim == other.dim,
-    }
-    if all(same.values()):
+    differ = []
+    if meta.config_hash != other.config_hash:
+        shown = (f"{one.recipe} ({one.config_hash[:12]})" for one in (meta, other))
+        differ.append("recipe {} there, {} here".format(*shown))
+    if meta.weights_hash != other.weights_hash:
+        differ.append(f"weights {meta.weights_hash[:12]} there, {other.weights_hash[:12]} here")
+    if meta.dim != other.dim:
+        differ.append(f"dimension {meta.dim} there, {other.dim} here")
+    if not differ:
         return
-    found = "; ".join(
-        f"{name} {pairs[name][0]} there, {pairs[name][1]} here" for name, equal in same.items() if not equal
-    )
     raise StoreMismatchError(
-        f"Vectors of two kinds cannot be compared. In {index}: {found}. Use recipe {meta.recipe!r} with the weights of "
-        f"that index, or build another one: cooc index {meta.root or 'FOLDER'} --index NEW --recipe {other.recipe}"
+        f"Vectors of two kinds cannot be compared. In {index}: {'; '.join(differ)}. Use recipe {meta.recipe!r} with "
+        "the weights of that index, or build another one: cooc index "
+        f"{meta.root or 'FOLDER'} --index NEW --recipe {other.recipe}"
     )
 
 
@@ -191,6 +192,21 @@ class Filter:
             and (self.taken_to is None or (taken is not None and taken[: len(self.taken_to)] <= self.taken_to))
             and self.tags <= record.tags
         )
+
+
+def in_sql(where: Filter | None, after: bytes = b"", *, value: str, tagged: str) -> tuple[str, list[object]]:
+    """`Filter.matches` for paths behind `after`; how a dialect writes a value, and that an image has a tag."""
+    where, clauses = where or Filter(), list[tuple[str, object]]()
+    if first := max(after, where.folder):  # one bound: of two, SQLite would take the first to begin with
+        clauses.append((f"path > {value}", first))
+    if where.folder:
+        clauses.append((f"path < {value}", where.folder[:-1] + b"0"))  # "0" comes right after "/"
+    if where.taken_from is not None:
+        clauses.append((f"taken >= {value}", where.taken_from))
+    if where.taken_to is not None:
+        clauses.append((f"taken < {value}", where.taken_to + "~"))  # which is after everything that a date holds
+    clauses += [(tagged, tag) for tag in sorted(where.tags)]
+    return " AND ".join(clause for clause, _ in clauses) or "TRUE", [given for _, given in clauses]
 
 
 def given_back(records: Iterable[Record], kept: Iterable[Forgotten]) -> tuple[list[Record], set[tuple[str, str]]]:

@@ -11,7 +11,7 @@ import operator
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,17 @@ class Results:
     query_vector: NDArray[np.float32]  # (D,)
     seconds: float
     checked: bool = False  # by geometry? Then what is not verified is merely similar
+
+
+class Ways(TypedDict, total=False):
+    """See `ImageSearch.search`."""
+
+    expand: str | None
+    rerank: str | None
+    augment: bool
+    where: Filter | None
+    min_score: float | None
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,7 @@ def find_matches(
     started = time.monotonic() if started is None else started
     asked = query[None]  # (1, D)
     if options.expand not in (None, "none"):
-        ids, vectors = still_there(store, _nearest(store, asked, NEIGHBOURS, options.where, without))
+        ids, vectors = intact(store, _nearest(store, asked, NEIGHBOURS, options.where, without))
         asked = expand(options.expand, asked, vectors, n=NEIGHBOURS) if ids else asked
     wanted = options.offset + options.k
     reordered = options.augment or options.rerank not in (None, "none")
@@ -109,7 +120,7 @@ def find_matches(
     first = options.offset
     if first and not reordered and options.min_score is None:  # all that is looked up is the page that was asked for,
         ids, first = ids[:1] + ids[first:], 1  # and the best one, which tells whether there is a match
-    ids, vectors = still_there(store, ids)
+    ids, vectors = intact(store, ids)
     if options.augment and ids:
         order = np.argsort(-(_augmented(store, ids, vectors, options.where) @ asked[0]), kind="stable")
         ids, vectors = [ids[i] for i in order], vectors[order]
@@ -133,22 +144,10 @@ def _nearest(store: Store, query: Vectors, k: int, where: Filter | None, without
     return [name for name in ids if name != without][:k]
 
 
-def still_there(store: Store, ids: list[str]) -> tuple[list[str], Vectors]:
-    """With their vectors; without those that another process has removed since, or whose vectors are damaged."""
-    while True:
-        try:
-            return intact(store, ids)
-        except InputError:
-            left = [name for name, record in zip(ids, store.get(ids), strict=True) if record is not None]
-            if len(left) == len(ids):
-                raise
-            ids = left
-
-
 def _augmented(store: Store, ids: list[str], vectors: Vectors, where: Filter | None) -> Vectors:
     """alpha-DBA of the shortlist alone: each of its vectors joined with its neighbours in the whole index."""
     found = store.search(vectors, NEIGHBOURS + 1, where=where)
-    names, database = still_there(store, list(dict.fromkeys([*ids, *(name for row in found.ids for name in row)])))
+    names, database = intact(store, list(dict.fromkeys([*ids, *(name for row in found.ids for name in row)])))
     place = {name: i for i, name in enumerate(names)}
     indices = np.array([[place.get(name, -1) for name in row] for row in found.ids])
     own = np.array([place.get(name, -1) for name in ids])
@@ -199,7 +198,7 @@ def neighbours(
 ) -> Iterator[tuple[str, list[tuple[str, float]]]]:
     """Each picture with all others whose similarity reaches the threshold, and its `nearest` ones from `least` on."""
     for block in blocks(store.records(where), BLOCK):
-        ids, vectors = still_there(store, [record.id for record in block])
+        ids, vectors = intact(store, [record.id for record in block])
         k = max(16, nearest + 1)
         while ids:
             found = store.search(vectors, k, where=where)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -21,14 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.errors import CoocError, InputError, VectorDamagedError
+from cooc.index.checks import FEATURES_DAMAGED, check_codes, check_engines, check_vectors, first_of
 from cooc.index.records import BadFile, Filter, Forgotten, Record, StoreMeta, check_tags, id_bytes, path_bytes
 
 PAGE = 1000  # records read at once
 
 Vectors = NDArray[np.float32]
 Codes = Sequence[bytes | None]  # local features of pictures, None where there are none
-
-FEATURES_DAMAGED = "its local features are damaged; `cooc index FOLDER --verify ENGINES` makes them again"
 
 log = logging.getLogger("cooc")
 
@@ -78,6 +76,7 @@ class Store(ABC):
 
     _meta: StoreMeta
     shown: str  # for messages: "the index in FOLDER"
+    _said = False  # that pictures are not searched
 
     @property
     def meta(self) -> StoreMeta:
@@ -206,7 +205,8 @@ class Store(ABC):
         if missing := [name for name in ids if name not in found]:
             raise InputError(f"There is no image {missing[0]} in {self.shown}: search again.")
         if harmed := {name: path for name, (path, vector) in found.items() if vector is None}:
-            raise damaged_vector(self.shown, harmed)
+            which = f"The vector of {first_of(harmed.values())} in {self.shown}"
+            raise VectorDamagedError(f"{which} is damaged: the next `cooc index` describes the picture again.", harmed)
         return np.array([found[name][1] for name in ids], np.float32).reshape(len(ids), self.meta.dim)
 
     @abstractmethod
@@ -216,7 +216,11 @@ class Store(ABC):
     def features(self, ids: Sequence[str]) -> list[bytes | None]:
         """Codes in the order asked for; None where there is none, or it is damaged, which is said in a warning."""
         wanted = {id_bytes(name) for name in ids}
-        return chosen_codes(ids, self._codes(wanted) if self.meta.features else ())
+        found = list(self._codes(wanted)) if self.meta.features else []
+        if damaged := [one.path for one in found if one.code is None]:
+            log.warning("The local features of %s are left out: %s.", first_of(damaged), FEATURES_DAMAGED)
+        codes = {one.id: one.code for one in found}
+        return [codes.get(name) for name in ids]
 
     @abstractmethod
     def _codes(self, ids: set[bytes]) -> Iterable[Code]: ...
@@ -244,6 +248,15 @@ class Store(ABC):
 
     @abstractmethod
     def _search(self, queries: Vectors, k: int, where: Filter | None, exact: bool | None) -> SearchResult: ...
+
+    def _left_out(self, damaged: int) -> None:
+        """By a search, for their vectors. It is said once, however often it happens."""
+        if damaged and not self._said:
+            self._said = True
+            log.warning(
+                "%d pictures are not searched: their vectors are damaged. The next `cooc index` describes them again.",
+                damaged,
+            )
 
     # upkeep
 
@@ -300,77 +313,16 @@ def blocks(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
         yield block
 
 
-def chosen_codes(ids: Sequence[str], found: Iterable[Code]) -> list[bytes | None]:
-    """Codes in the order asked for; of those that are damaged there is a warning."""
-    found = list(found)
-    damaged = [os.fsencode(one.path).decode("utf-8", "backslashreplace") for one in found if one.code is None]
-    if damaged:
-        more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
-        log.warning("The local features of %s%s are left out: %s.", damaged[0], more, FEATURES_DAMAGED)
-    codes = {one.id: one.code for one in found}
-    return [codes.get(name) for name in ids]
-
-
-def moving(moves: Mapping[str, str]) -> dict[str, str]:
-    """What a `rename` has to do."""
-    if len(set(moves.values())) < len(moves):
-        raise InputError("Two images cannot be moved to one path.")
-    return {old: new for old, new in moves.items() if old != new}
-
-
-def damaged_vector(index: str, images: Mapping[str, str]) -> VectorDamagedError:
-    """For images (id -> path) whose vectors are not what was written to `index`."""
-    names = sorted(images.values())
-    shown = os.fsencode(names[0]).decode("utf-8", "backslashreplace")
-    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-    return VectorDamagedError(
-        f"The vector of {shown}{more} in {index} is damaged: the next `cooc index` describes the picture again.", images
-    )
-
-
 def intact(store: Store, ids: Iterable[str]) -> tuple[list[str], Vectors]:
-    """Vectors of the images that have good ones, and which these are."""
+    """Which of these images are still there (another process may have removed some) and have good vectors; these."""
     wanted = list(ids)
     while True:
         try:
             return wanted, store.vectors(wanted)
         except VectorDamagedError as error:
             wanted = [name for name in wanted if name not in error.ids]
-
-
-def check_codes(meta: StoreMeta, records: Sequence[Record], features: Codes | None) -> dict[str, bytes]:
-    """Features by content, sha256 -> code."""
-    if features is None:
-        return {}
-    if len(records) != len(features):
-        raise InputError(f"{len(records)} records came with {len(features)} local features: one, or None, for each.")
-    codes = {one.sha256: code for one, code in zip(records, features, strict=True) if code is not None}
-    if codes and not meta.features:
-        raise InputError("This index keeps no local features: set_feature_engines() says by which engines it is to.")
-    return codes
-
-
-def check_engines(meta: StoreMeta, engines: str) -> bool:
-    """Must they be set? Others than those that there are would leave features of two kinds."""
-    if not engines or not engines.isprintable():
-        raise InputError(f"{engines!r} names no engine of local features.")
-    if meta.features not in ("", engines):
-        raise InputError(
-            f"This index keeps local features by {meta.features}, not by {engines}. To change that, make it again: "
-            f"cooc rebuild --verify {engines}"
-        )
-    return not meta.features
-
-
-def check_vectors(vectors: NDArray[Any], dim: int) -> Vectors:
-    """Vectors as every engine wants them: (n, dim) float32, finite, of unit length, contiguous."""
-    if vectors.dtype != np.float32 or vectors.ndim != 2 or vectors.shape[1] != dim:
-        raise InputError(f"Vectors must be (n, {dim}) float32, not {vectors.shape} {vectors.dtype}.")
-    norms = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))
-    wrong = np.flatnonzero(~(np.abs(norms - 1) <= 1e-3))  # so written, NaN is wrong too
-    if len(wrong):
-        raise InputError(
-            f"{len(wrong)} of {len(vectors)} vectors are not finite and of length 1 (row {wrong[0]} has length "
-            f"{norms[wrong[0]]:.4g}). Divide each vector by its L2 norm."
-        )
-    return np.ascontiguousarray(vectors)
+        except InputError:
+            left = [name for name, record in zip(wanted, store.get(wanted), strict=True) if record is not None]
+            if len(left) == len(wanted):
+                raise
+            wanted = left

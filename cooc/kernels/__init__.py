@@ -24,7 +24,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["compact_bilinear", "cooccurrence", "cooccurrence_factored", "linear_pooling", "usable"]
+from cooc.errors import first_line
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -58,8 +58,8 @@ def _attempt(name: str, function: str, tensors: tuple[Tensor, ...], *options: An
         raise
     except Exception as error:  # whatever a kernel's compiler says: the torch form gives the same result
         _failed.add(name)
-        first = (str(error).strip() or repr(error)).splitlines()[0][:200]
-        logging.getLogger("cooc").warning("GPU kernel %r failed (%s); torch's own operations are used.", name, first)
+        reason = first_line(error)[:200]
+        logging.getLogger("cooc").warning("GPU kernel %r failed (%s); torch's own operations are used.", name, reason)
         return None
 
 

@@ -16,11 +16,11 @@ import os
 from pathlib import Path
 
 from cooc.pictures.collection import Collection, Entry, Fetched, is_url
-from cooc.pictures.folder import Folder, relative_path
+from cooc.pictures.folder import Folder
 from cooc.pictures.objects import Objects
 from cooc.pictures.tars import Tars
 
-__all__ = ["Collection", "Entry", "Fetched", "Folder", "Objects", "Tars", "is_url", "open_collection", "relative_path"]
+__all__ = ["Collection", "Entry", "Fetched", "Folder", "Objects", "Tars", "is_url", "open_collection"]
 
 
 def open_collection(root: str | os.PathLike[str]) -> Collection:

@@ -10,7 +10,6 @@ takes its process along, not the run: the file is reported), or in threads with 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -29,8 +28,6 @@ from cooc.pictures.shared_memory import Beside, Loaded, Place, Shared, load
 
 LIMITS = Limits()  # of a picture
 SHARED = 2 << 30  # bytes at most for pictures that come from other processes; only what is used takes memory
-
-log = logging.getLogger("cooc")
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]  # (H, W, 3)
 

@@ -81,11 +81,6 @@ def is_url(address: str | os.PathLike[str]) -> bool:
     return text.startswith("tar+") or re.match(r"[a-z][a-z0-9+.-]+://", text) is not None
 
 
-def is_mount(path: str) -> bool:
-    """By the device, which is another one than that of the folder above."""
-    return os.path.ismount(path)
-
-
 def fail(name: str, error: Exception) -> None:
     """An `OnError` for who must know all: what cannot be listed is an error."""
     raise error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cooc.errors import InputError
-from cooc.pictures.collection import Entry, Fetched, OnError, Stamp, below, fail, is_mount, outside
+from cooc.pictures.collection import Entry, Fetched, OnError, Stamp, below, fail, outside
 from cooc.pictures.decode import EXTENSIONS, Picture
 from cooc.pictures.faults import check_regular, open_regular
 
@@ -64,7 +64,7 @@ class Folder:
         return next(_walk(path, follow, lambda path, error: fail(str(path), error)), None) is None
 
     def mounted(self, folder: str) -> bool:
-        return is_mount(self.address(folder))
+        return os.path.ismount(self.address(folder))
 
     def look(self, name: str) -> Entry:
         status = (self.root / name).stat()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from cooc.errors import InputError, UnreadableError
-from cooc.pictures.collection import Entry, OnError, Stamp, below, fail, is_mount, is_url, outside
+from cooc.pictures.collection import Entry, OnError, Stamp, below, fail, is_url, outside
 from cooc.pictures.decode import EXTENSIONS
 from cooc.pictures.objects import BLOCK, SECOND, InParts, Objects, Part, as_os_errors, reason
 
@@ -70,7 +70,7 @@ class Tars(InParts):
 
     def mounted(self, folder: str) -> bool:
         place = self.address(folder).removeprefix("tar+")
-        return not is_url(place) and is_mount(place)
+        return not is_url(place) and os.path.ismount(place)
 
     def _members(self, shard: Entry, on_error: OnError) -> Iterator[Entry]:
         seconds = shard.mtime_ns // SECOND

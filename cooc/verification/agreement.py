@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import cv2
 import numpy as np
 
 from cooc.verification.features import LocalFeatures
 from cooc.verification.transforms import Matrix, Points
-
-__all__ = ["Agreement", "no_agreement"]
 
 Box = tuple[float, float, float, float]
 
@@ -59,15 +56,6 @@ class Agreement:
         both = np.hstack([self.query_points, self.picture_points])[rows]
         return [(x, y, u, v) for x, y, u, v in both.round(1).tolist()]
 
-    @property
-    def query_share(self) -> float:
-        """Of the query's area, how much its region covers (0..1)."""
-        return _area(self.query_region) / (self.query_size[0] * self.query_size[1])
-
-    @property
-    def picture_share(self) -> float:
-        return _area(self.picture_region) / (self.picture_size[0] * self.picture_size[1])
-
 
 def no_agreement(query: LocalFeatures, picture: LocalFeatures | None = None, tentative: int = 0) -> Agreement:
     none = np.zeros((0, 2), np.float32)
@@ -85,7 +73,3 @@ def _box(region: Points) -> Box | None:
         return None
     (x0, y0), (x1, y1) = region.min(0).tolist(), region.max(0).tolist()
     return x0, y0, x1, y1
-
-
-def _area(region: Points) -> float:
-    return float(cv2.contourArea(region)) if len(region) > 2 else 0.0

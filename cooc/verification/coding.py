@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from cooc.errors import InputError
 from cooc.vectors import unit_rows as unit
 
-__all__ = ["Projection", "quantise", "unit", "vectors"]
-
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
@@ -52,24 +50,6 @@ class Projection:
                 f"A projection for {len(self.mean)} values does not fit descriptors of shape {rows.shape}."
             )
         return unit((np.asarray(rows, np.float32) - self.mean) @ self.axes.T)
-
-    @classmethod
-    def fit(cls, samples: NDArray[np.floating[Any]], dim: int) -> Projection:
-        """From descriptors of many pictures (N, D), N at least D + 1; in float64."""
-        count, size = samples.shape
-        if not 0 < dim <= size or count <= size:
-            raise InputError(f"{count} samples of {size} values cannot be projected on {dim}: take more than {size}.")
-        samples = np.asarray(samples, np.float64)
-        mean = samples.mean(0)
-        variance, directions = np.linalg.eigh(np.cov(samples.T))
-        variance, directions = variance[::-1][:dim], directions[:, ::-1][:, :dim]
-        if variance[-1] <= variance[0] * 1e-9:
-            raise InputError(f"The samples span fewer than {dim} directions: take more, or more varied ones.")
-        directions = directions * np.where(directions.sum(0) < 0, -1, 1)  # the same signs on every machine
-        return cls(mean.astype(np.float32), (directions * variance**-0.25).T.astype(np.float32))
-
-    def save(self, path: Path) -> None:
-        np.save(path, np.vstack([self.mean, self.axes]).astype(np.float16))
 
     @classmethod
     def load(cls, path: Path) -> Projection:

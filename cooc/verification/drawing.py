@@ -10,8 +10,6 @@ from PIL import Image, ImageDraw
 
 from cooc.verification.agreement import Agreement
 
-__all__ = ["draw"]
-
 REGION = (46, 204, 113)
 GAP = 12
 MOST = 120  # lines; more hide the pictures

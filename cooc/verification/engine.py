@@ -9,8 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Detected", "Engine", "Pixels"]
-
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
 
@@ -35,7 +33,6 @@ class Engine:
     licence: str
     rotation: bool  # a turned picture gives the same features
     scale: bool  # and a picture of another size
-    mirror: bool  # a mirrored one does
     weights: str | None  # the set that it needs
     dim: int
     turn: float  # degrees, and

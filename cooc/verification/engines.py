@@ -24,8 +24,6 @@ from cooc.verification.engine import Detected, Engine, Pixels
 from cooc.verification.features import LocalFeatures
 from cooc.verification.sift import detect_sift
 
-__all__ = ["ENGINES", "KEPT", "LONGEST", "QUERY", "Engine", "extract", "parts"]
-
 Box = tuple[float, float, float, float]
 
 LONGEST = 1024  # pixels of the longer side, at which features are looked for
@@ -49,7 +47,6 @@ ENGINES: dict[str, Engine] = {
         licence="Apache-2.0; the patent ended in 2020",
         rotation=True,
         scale=True,
-        mirror=False,
         weights=None,
         dim=64,
         turn=35,
@@ -63,7 +60,6 @@ ENGINES: dict[str, Engine] = {
         licence="Apache-2.0",
         rotation=False,
         scale=False,
-        mirror=False,
         weights="xfeat",
         dim=64,
         turn=60,

@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cooc.errors import CoocError, InputError, MachineError
+from cooc.errors import CoocError, InputError, MachineError, first_line
 from cooc.verification.engine import Pixels
 from cooc.verification.engines import ENGINES, LONGEST, extract, parts
 from cooc.verification.features import pack
-
-__all__ = ["Aside", "Extraction"]
 
 
 class Aside(NamedTuple):
@@ -55,5 +53,6 @@ class Extraction:
         except (RuntimeError, MemoryError) as error:  # whatever a device says, out of memory too
             if device != "cpu":
                 return self._made(part, aside, "cpu")
-            text = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise MachineError(f"Its local features could not be made ({text}). Free memory, and try again.") from error
+            raise MachineError(
+                f"Its local features could not be made ({first_line(error)}). Free memory, and try again."
+            ) from error

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from cooc.errors import InputError
 
-__all__ = ["LocalFeatures", "pack", "unpack"]
-
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 

@@ -27,8 +27,6 @@ from cooc.verification.matching import Matches
 from cooc.verification.support import spread, support
 from cooc.verification.transforms import Matrix, Points, local_maps, moved
 
-__all__ = ["TOLERANCE", "agree", "plausible"]
-
 Indices = NDArray[np.int64]
 
 TOLERANCE = 0.012  # of the picture's longer side: 12 pixels at 1024
@@ -38,11 +36,11 @@ NARROWEST = 5.0  # how much more a transform may stretch one direction than anot
 LARGEST = 25.0  # how much larger a thing may be in one picture than in the other, as shares of their longer sides
 
 
-def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches, *, tolerance: float = TOLERANCE) -> Agreement:
+def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches) -> Agreement:
     """The transform that most of `matches` agree on. The same features and matches give the same answer."""
     nothing = no_agreement(query, picture, len(matches.query))
     here, there = query.take(matches.query), picture.take(matches.picture)
-    near = tolerance * max(picture.size)
+    near = TOLERANCE * max(picture.size)
     engine = ENGINES[query.engine]
     best, transform = np.zeros(0, np.int64), nothing.transform
     for estimate in (_affine, _homography):
@@ -50,9 +48,7 @@ def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches, *, tol
         if found is None:
             continue
         inliers = _inliers(here, there, found, near, engine)
-        if len(inliers) > max(len(best), FEWEST - 1) and plausible(
-            found, here.take(inliers), there.take(inliers), tolerance
-        ):
+        if len(inliers) > max(len(best), FEWEST - 1) and plausible(found, here.take(inliers), there.take(inliers)):
             best, transform = inliers, found
     if not len(best):
         return nothing
@@ -127,7 +123,7 @@ def _inliers(here: LocalFeatures, there: LocalFeatures, transform: Matrix, near:
     return kept
 
 
-def plausible(transform: Matrix, here: LocalFeatures, there: LocalFeatures, tolerance: float = TOLERANCE) -> bool:
+def plausible(transform: Matrix, here: LocalFeatures, there: LocalFeatures) -> bool:
     """False for a transform that no camera makes of a rigid thing, or that its inliers do not determine.
 
     It may not mirror, fold, or squeeze one direction by more than `NARROWEST`, nor change size by more than `LARGEST`;
@@ -143,7 +139,7 @@ def plausible(transform: Matrix, here: LocalFeatures, there: LocalFeatures, tole
     for side in (here, there):
         points = side.points.astype(np.float64)
         deviation = np.linalg.svd(points - points.mean(0), compute_uv=False)[1] / np.sqrt(len(points))
-        if deviation < tolerance * max(side.size):
+        if deviation < TOLERANCE * max(side.size):
             return False
     return True
 

@@ -20,8 +20,6 @@ from cooc.verification.coding import vectors
 from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
 
-__all__ = ["Matches", "match", "match_on_device"]
-
 Floats = NDArray[np.float32]
 
 ROWS = 256  # of the query at a time: 256 x 1000 similarities are a megabyte
@@ -47,15 +45,9 @@ def match(
     With `ratio`, a match's distance is under `ratio` times that of the query's second nearest. With `similarity`, its
     cosine is over it.
     """
-    ratio, similarity = _rule(query, ratio, similarity)
-    return _match(vectors(query.descriptors), vectors(picture.descriptors), ratio, similarity)
-
-
-def _rule(query: LocalFeatures, ratio: float | None, similarity: float | None) -> tuple[float | None, float | None]:
     if ratio is None and similarity is None:
-        engine = ENGINES[query.engine]
-        return engine.ratio, engine.similarity
-    return ratio, similarity
+        ratio, similarity = ENGINES[query.engine].ratio, ENGINES[query.engine].similarity
+    return _match(vectors(query.descriptors), vectors(picture.descriptors), ratio, similarity)
 
 
 def _match(query: Floats, picture: Floats, ratio: float | None, similarity: float | None) -> Matches:
@@ -98,15 +90,10 @@ def _certainty(
 
 
 def match_on_device(
-    query: LocalFeatures,
-    pictures: Sequence[LocalFeatures],
-    device: str | torch.device,
-    *,
-    ratio: float | None = None,
-    similarity: float | None = None,
+    query: LocalFeatures, pictures: Sequence[LocalFeatures], device: str | torch.device
 ) -> list[Matches]:
     """`match` with each of many pictures, by torch on `device`."""
-    ratio, similarity = _rule(query, ratio, similarity)
+    engine = ENGINES[query.engine]
     longest = max((len(p) for p in pictures), default=0)
     if not len(query) or not longest:
         return [NONE] * len(pictures)
@@ -114,7 +101,7 @@ def match_on_device(
     found: list[Matches] = []
     step = max(1, BATCH // (len(query) * longest))
     for start in range(0, len(pictures), step):
-        found += _match_batch(own, pictures[start : start + step], ratio, similarity)
+        found += _match_batch(own, pictures[start : start + step], engine.ratio, engine.similarity)
     return found
 
 

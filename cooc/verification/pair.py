@@ -13,8 +13,6 @@ from cooc.verification.agreement import Agreement
 from cooc.verification.engines import LONGEST, QUERY, extract
 from cooc.verification.verifier import verify
 
-__all__ = ["verify_pair"]
-
 
 def verify_pair(
     query: Picture, picture: Picture, engine: str = "sift", *, box: Box | None = None, device: str = "cpu"

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from cooc.errors import InputError
 from cooc.verification.agreement import Agreement
 
-__all__ = ["LEAST", "SHORTLIST", "SURE", "TOP", "Ranking", "diffuse", "mutual_graph", "rounds", "seed"]
-
 Ids = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 Scores = NDArray[np.float64]

@@ -7,15 +7,13 @@ cannot do: mirrored pictures, views more than some 50 degrees apart, day and nig
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import cv2
 import numpy as np
 
+from cooc.files import DATA
 from cooc.verification.coding import Projection, quantise
 from cooc.verification.engine import Detected, Pixels
-
-__all__ = ["detect_sift", "root_sift"]
 
 CONTRAST = 0.02  # half of OpenCV's default: facades in the shade have features as well
 EMPTY = np.zeros((0, 128), np.float32)
@@ -23,8 +21,8 @@ EMPTY = np.zeros((0, 128), np.float32)
 
 @cache
 def projection() -> Projection:
-    """128 values to 64, by `Projection.fit` on landmark photos."""
-    return Projection.load(Path(__file__).parents[1] / "data" / "rootsift.npy")
+    """128 values to 64, by `benchmarks.fitting.fit_projection` on landmark photos."""
+    return Projection.load(DATA / "rootsift.npy")
 
 
 def root_sift(pixels: Pixels, limit: int) -> tuple[np.ndarray, np.ndarray]:

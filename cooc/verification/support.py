@@ -21,8 +21,6 @@ from cooc.verification.engine import Engine
 from cooc.verification.features import LocalFeatures
 from cooc.verification.transforms import Matrix, Points, moved, project
 
-__all__ = ["near_pairs", "spread", "support"]
-
 Indices = NDArray[np.int64]
 
 GRID = 12  # cells across what both pictures show

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from cooc.verification.features import LocalFeatures
 
-__all__ = ["Matrix", "Points", "local_maps", "moved", "project"]
-
 Points = NDArray[np.float32]
 Matrix = NDArray[np.float64]
 

@@ -20,28 +20,22 @@ from threadpoolctl import ThreadpoolController
 
 from cooc.errors import InputError
 from cooc.verification.agreement import Agreement, no_agreement
-from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
-from cooc.verification.geometry import TOLERANCE, agree
+from cooc.verification.geometry import agree
 from cooc.verification.matching import match, match_on_device
-
-__all__ = ["verify"]
 
 
 def verify(
     query: Sequence[LocalFeatures],
     pictures: Sequence[Sequence[LocalFeatures]],
     *,
-    tolerance: float = TOLERANCE,
-    ratio: float | None = None,
-    similarity: float | None = None,
     device: str | None = None,
     workers: int | None = None,
 ) -> list[Agreement]:
     """For each picture the strongest agreement by any engine that both it and the query have features of.
 
     Engines are compared by `Agreement.strength`. A query may hold several sets of one engine (its turns); the best
-    counts. `device` names a GPU that matches; None is the CPU. `ratio` and `similarity` replace the engines' own.
+    counts. `device` names a GPU that matches; None is the CPU.
     """
     if not query:
         raise InputError("The query has no local features: extract() makes them.")
@@ -50,14 +44,12 @@ def verify(
         jobs: list[tuple[int, Future[Agreement]]] = []
         for part in query:
             own = [(n, other) for n, sets in enumerate(pictures) for other in sets if other.engine == part.engine]
-            rule = {"ratio": ratio if ENGINES[part.engine].ratio else None,
-                    "similarity": similarity if ENGINES[part.engine].similarity else None}  # fmt: skip
             if device is None:
-                jobs += [(number, pool.submit(_agreement, part, other, tolerance, rule)) for number, other in own]
+                jobs += [(number, pool.submit(_agreement, part, other)) for number, other in own]
                 continue
-            found = match_on_device(part, [other for _, other in own], device, **rule)
+            found = match_on_device(part, [other for _, other in own], device)
             for (number, other), matches in zip(own, found, strict=True):
-                jobs.append((number, pool.submit(agree, part, other, matches, tolerance=tolerance)))
+                jobs.append((number, pool.submit(agree, part, other, matches)))
         for number, job in jobs:
             agreement, before = job.result(), best[number]
             if before is None or agreement.strength > before.strength:
@@ -65,10 +57,8 @@ def verify(
     return [agreement or no_agreement(query[0]) for agreement in best]
 
 
-def _agreement(
-    query: LocalFeatures, picture: LocalFeatures, tolerance: float, rule: dict[str, float | None]
-) -> Agreement:
-    return agree(query, picture, match(query, picture, **rule), tolerance=tolerance)
+def _agreement(query: LocalFeatures, picture: LocalFeatures) -> Agreement:
+    return agree(query, picture, match(query, picture))
 
 
 @cache

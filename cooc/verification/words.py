@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cooc.files import DATA
 from cooc.verification.coding import vectors
 from cooc.verification.features import LocalFeatures
 
@@ -27,7 +27,7 @@ ENGINE = "sift"  # whose features have words
 SIDE = 128  # centres of a step
 WORDS = SIDE * SIDE
 POWER = 3
-FILE = Path(__file__).parents[1] / "data" / "words.npz"
+FILE = DATA / "words.npz"
 
 Floats = NDArray[np.float32]
 

@@ -20,8 +20,6 @@ from cooc.verification.coding import quantise
 from cooc.verification.engine import Detected, Pixels
 from cooc.weights import load_weights
 
-__all__ = ["detect_xfeat", "find_keypoints", "prepare_weights", "xfeat_maps"]
-
 Weights = Mapping[str, Tensor]
 
 CELL = 8  # pixels of a block

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from cooc.errors import WeightsError
-from cooc.files import replacing
+from cooc.files import file_hash, replacing
 from cooc.weights.readers import Tensors, features, read_keras_resnet50, read_pth
-from cooc.weights.sources import Download, IndexFile, file_hash
+from cooc.weights.sources import Download, IndexFile
 from cooc.weights.table import WEIGHTS, content_hash, find_set
 
 _log = logging.getLogger("cooc")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import queue
 import re
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from cooc.files import file_hash
 from cooc.timm_models import published_weights
 from cooc.weights.readers import Tensors, features, read_pth
 
@@ -27,11 +27,6 @@ Download = Callable[[str, int, int], object]  # is shown one: what, bytes so far
 
 CONNECT_SECONDS = 6.0
 STALL_SECONDS = 30.0
-
-
-def file_hash(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _checked(file: Path, sha256: str) -> Path:

@@ -88,6 +88,11 @@ def test_a_labelled_folder(cooc: Shell, things: Path, tmp_path: Path) -> None:
     assert [m["probability"] for m in answer["matches"]] == pytest.approx(
         found([m["score"] for m in answer["matches"]])
     )
+    checked = cooc(*query[:-1]).json  # where geometry decides, it alone gives a probability
+    assert (checked["calibrated"], checked["checked"]) == (True, True)
+    assert [m["probability"] is None for m in checked["matches"]] == [not m["verified"] for m in checked["matches"]]
+    assert checked["matches"][0]["path"] == "arch_000000.jpg"
+    assert checked["matches"][0]["verified"]
     assert "things, 6 queries" in cooc("status", *index_of(things)).out
     assert "Calibrated on nothing" in cooc("calibrate", "--forget", *index_of(things)).out
     assert curve_of(things) is None

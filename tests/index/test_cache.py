@@ -21,42 +21,39 @@ from tests.index.test_embedded import ROOT, _filed, assert_whole, cache_files, f
 from tests.index.test_store import META, assert_same_search, flip, random_vectors, record
 from tests.reference.store import Model
 
-HEAD, BLOCK, ROW = 48, 16, 16 + 4 * META.dim  # bytes of the file's head, of a block's head, of a row
+HEAD, ROW = 4, 16 + 4 * META.dim  # bytes of a file's checksum, of a row
 
 
 @pytest.fixture
 def file(folder: Path) -> Path:  # noqa: F811
-    """300 rows in three blocks of 100."""
-    (found,) = cache_files(folder, "rows-*")
-    assert found.stat().st_size == HEAD + 3 * BLOCK + 300 * ROW
-    return found
-
-
-def changed(at: int, data: bytes) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        with path.open("r+b") as stream:
-            stream.seek(at)
-            stream.write(data)
-
-    return change
+    """The second of three, of 100 rows each."""
+    found = cache_files(folder, "rows-*")
+    assert [path.stem.split("-")[2:] for path in found] == [["0", "100"], ["100", "200"], ["200", "300"]]
+    assert {path.stat().st_size for path in found} == {HEAD + 100 * ROW}
+    return found[1]
 
 
 def flipped(at: int) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(flip(8 * at + 3)(path.read_bytes()))
 
 
-CODES = HEAD + BLOCK + 100 * 16  # of the first block
+def renamed(path: Path, slots: str) -> Path:
+    return path.with_name(path.name.replace("-100-200", slots))
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
     "empty": lambda path: os.truncate(path, 0),
-    "a bit of the head": flipped(10),
-    "a bit of a block's head": flipped(HEAD + 2),
-    "a bit of a block's number": flipped(HEAD + 8),
-    "a bit of an id": flipped(HEAD + BLOCK + 5 * 16),
-    "a bit of a vector": flipped(CODES + 7 * META.dim * 4 + 3),
+    "a bit of the checksum": flipped(2),
+    "a bit of an id": flipped(HEAD + 5 * 16),
+    "a bit of a vector": flipped(HEAD + 100 * 16 + 7 * META.dim * 4 + 3),
     "a bit of the last vector": lambda path: flipped(path.stat().st_size - 2)(path),
-    "zeros": lambda path: changed(HEAD + BLOCK, bytes(path.stat().st_size - HEAD - BLOCK))(path),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "another's name": lambda path: path.write_bytes(
+        path.with_name(path.name.replace("-100-200", "-0-100")).read_bytes()
+    ),
+    "a name of other slots": lambda path: path.rename(path.with_name(path.name.replace("-100-200", "-100-900"))),
     "garbage behind it": lambda path: path.write_bytes(path.read_bytes() + b"\1" * 5000),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
 }
@@ -75,11 +72,10 @@ def test_damage_never_changes_an_answer(
     DAMAGES[damage](file)
     with caplog.at_level(logging.WARNING, "cooc"):
         assert_whole(folder, model, write)
-    noticed = {"zeros", "a bit of a block's number", "a bit of an id", "a bit of a vector", "a bit of the last vector"}
-    assert ("damaged, and made again" in caplog.text) == (damage in noticed)
+    assert ("damaged, and made again" in caplog.text) == (damage not in ("missing", "a folder"))
     if damage != "a folder":
         loaded = rowfile.Rows(file.name[5:37], open_coding(folder), 1000)
-        assert rowfile.RowFile(folder / "cache", loaded.epoch, open_coding(folder)).load(loaded, 300) is None
+        assert rowfile.RowFiles(folder / "cache", loaded.epoch, open_coding(folder)).load(loaded, 300) is None
         assert loaded.count == 300  # it has been mended
     assert_whole(folder, model)
 
@@ -94,7 +90,7 @@ def test_the_cache_may_be_deleted(folder: Path, model: Model) -> None:  # noqa: 
         shutil.rmtree(folder / "cache")
         assert_same_search(store, model, random_vectors(2), 5)
     assert_whole(folder, model)
-    assert len(cache_files(folder, "rows-*")) == 1
+    assert len(cache_files(folder, "rows-*")) == 1  # all in one, now
 
 
 def test_small_indexes_need_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +142,7 @@ def test_a_file_that_is_cut_short_under_a_server_does_not_end_it(folder: Path, f
     with open_store(str(folder), write=True) as store:
         store.build_graph()
     files = [str(path) for path in (folder / "cache").iterdir()]
-    assert len(files) == 3
+    assert len(files) == 4
     done = subprocess.run([sys.executable, "-c", CUT, str(folder), *files], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -234,19 +230,19 @@ def test_searching_goes_on_when_the_cache_cannot_grow(
 
 
 def test_rows_by_blocks(tmp_path: Path) -> None:
-    """The file against plain arrays, written in any steps and read by others in between."""
+    """The files against plain arrays, written in any steps and read by others in between."""
     from cooc.index.embedded.coding import Coding
 
     coding, rng = Coding("float16", 6), np.random.default_rng(0)
     codes = rng.integers(0, 256, (500, coding.width), dtype=np.uint8)
     ids = rng.integers(0, 256, (500, 16), dtype=np.uint8)
-    written = rowfile.RowFile(tmp_path, "e" * 32, coding)
+    written = rowfile.RowFiles(tmp_path, "e" * 32, coding)
     assert written.count == 0
     for last in (1, 2, 2, 100, 99, 500):
         written.extend(lambda a, b: (codes[a:b], ids[a:b]), last)
         rows = rowfile.Rows("e" * 32, coding, 500)
-        assert rowfile.RowFile(tmp_path, "e" * 32, coding).load(rows, 500) is None
+        assert rowfile.RowFiles(tmp_path, "e" * 32, coding).load(rows, 500) is None
         assert rows.count == written.count == max(last, 100 if last == 99 else 0)
         np.testing.assert_array_equal(rows.codes[: rows.count], codes[: rows.count])
         np.testing.assert_array_equal(rows.ids[: rows.count], ids[: rows.count])
-    assert rowfile.RowFile(tmp_path, "f" * 32, coding).count == 0
+    assert rowfile.RowFiles(tmp_path, "f" * 32, coding).count == 0

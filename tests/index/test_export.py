@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from cooc.errors import InputError, StoreMismatchError
 from cooc.image_search import ImageSearch
-from cooc.index import create_store, open_store
+from cooc.index import copying, create_store, open_store
 from cooc.index.export import export_index
-from cooc.index.importing import Exported, import_index
+from cooc.index.importing import Exported
 from cooc.index.records import StoreMeta
 from cooc.index.store import Store
 from cooc.recipes import find_recipe
@@ -408,11 +408,11 @@ def test_the_2500th_row_is_wrong(target: Store, tmp_path: Path, name: str) -> No
     with pytest.raises(InputError, match="rows from 2000 on"):
         Exported(tmp_path / name).check()
     with pytest.raises(InputError, match="rows from 2000 on"):  # the file has changed since it was checked
-        import_index(target, Exported(tmp_path / name))
+        target.add_all(Exported(tmp_path / name))
     assert list(target.records()) == before
     assert target.verify() == []
     write(tmp_path, name, meta, rows, vectors)
-    assert import_index(target, Exported(tmp_path / name)) == 2500
+    assert target.add_all(Exported(tmp_path / name)) == 2500
     assert len(target) == 2502
 
 
@@ -433,6 +433,20 @@ def test_killed_in_the_middle(exported: Path) -> None:
 
 
 # damage
+
+
+def test_pictures_that_go_meanwhile_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process removes them; that is no damage, and no reason to stop."""
+    monkeypatch.setattr(copying, "BLOCK", 1)
+    with create_store(str(tmp_path / "source"), META) as store, caplog.at_level(logging.WARNING, "cooc"):
+        store.add(RECORDS, random_vectors(12))
+        going = copying.intact_blocks(store)
+        next(going)
+        store.remove([RECORDS[1].path])
+        assert [one.path for block in going for one in block.records] == [one.path for one in RECORDS[2:]]
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -22,7 +22,7 @@ from cooc.index.records import Record
 from cooc.index.store import Store
 from tests import servers
 from tests.index.test_store import DIM, META, random_vectors, record
-from tests.servers import IN_ONE_PROCESS
+from tests.servers import ENGINES, IN_ONE_PROCESS
 
 WITH_FEATURES = replace(META, features="sift")
 
@@ -176,9 +176,8 @@ def test_snapshot_and_restore_keep_features(store: Store, tmp_path: Path) -> Non
             assert copy.verify() == []
 
 
-def test_a_snapshot_goes_to_a_server_with_its_features(engine: servers.Engine, address: str, tmp_path: Path) -> None:
-    if isinstance(engine, servers.Embedded):
-        pytest.skip("this is about servers")
+@pytest.mark.parametrize("engine", sorted(IN_ONE_PROCESS.keys() - {"embedded"}), indirect=True)
+def test_a_snapshot_goes_to_a_server_with_its_features(address: str, tmp_path: Path) -> None:
     with create_store(str(tmp_path / "here"), WITH_FEATURES) as store:
         add(store, record("a.jpg"))
     restore(str(tmp_path / "here"), address, root="photos")
@@ -199,9 +198,8 @@ with open_store(sys.argv[1], write=True) as store:
 """
 
 
-def test_kill_9_leaves_pictures_with_their_features(address: str, engine: servers.Engine) -> None:
-    if isinstance(engine, servers.MilvusLite):
-        pytest.skip("one process at a time")
+@pytest.mark.parametrize("engine", sorted(ENGINES), indirect=True)  # those that two processes may open
+def test_kill_9_leaves_pictures_with_their_features(address: str) -> None:
     create_store(address, WITH_FEATURES).close()
     command = [sys.executable, "-c", WRITER, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:

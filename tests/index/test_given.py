@@ -103,7 +103,7 @@ def test_more_of_the_same_and_others(cooc: Shell, given: Path) -> None:
         (np.ones((1, 3), int), "00.jpg\n", "floating-point"),
         (np.array([[1.0, 2.0], [0, 0]]), "00.jpg\n01.jpg\n", "row 1 is zero"),
         (np.array([[1.0, np.nan]]), "00.jpg\n", "row 0 is zero, or not finite"),
-        (np.array([[{"a": 1}]], object), "00.jpg\n", "no .npy file"),
+        (np.array([[{"a": 1}]], object), "00.jpg\n", "no array of numpy"),
         (np.ones((1, 3)), "/elsewhere/00.jpg\n", "does not exist"),
     ],
 )

@@ -24,7 +24,7 @@ from cooc.errors import InputError, StoreError, StoreLockedError
 from cooc.image_search import ImageSearch
 from cooc.index import engine, examine, run, sync
 from cooc.index.report import Report
-from cooc.pictures import relative_path
+from cooc.pictures.folder import relative_path
 from tests.tiny import RECIPE, descriptor, open_index, write_photos
 
 

@@ -208,7 +208,6 @@ def test_no_engine_takes_a_mirrored_picture_for_the_same(name: str) -> None:
         (a,), (b,) = extract(name, pixels), extract(name, pixels[:, ::-1])
         agreement = agree(a, b, match(a, b))
         assert agreement.inliers <= (0 if name == "sift" else 0.1 * agree(a, a, match(a, a)).inliers)
-    assert not ENGINES[name].mirror
 
 
 # ---- XFeat ---------------------------------------------------------------------------------------------------------

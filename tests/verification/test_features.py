@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cooc.errors import InputError
-from cooc.verification.coding import Projection, quantise, unit, vectors
+from cooc.verification.coding import quantise, unit, vectors
 from cooc.verification.features import LocalFeatures, pack, unpack
 
 
@@ -119,26 +119,3 @@ def test_bytes_keep_the_angle_between_vectors() -> None:
     a, b = unit(rng.normal(size=(200, 64))), unit(rng.normal(size=(200, 64)))
     b = unit(a + 0.5 * b)
     assert np.abs(np.einsum("nd,nd->n", vectors(quantise(a)), vectors(quantise(b))) - (a * b).sum(1)).max() < 0.01
-
-
-def test_a_projection_half_whitens() -> None:
-    rng = np.random.default_rng(0)
-    mixing = rng.normal(size=(10, 10)) * 3.0 ** np.arange(10)[:, None] / 1000
-    samples = rng.normal(size=(5000, 10)) @ mixing + 4
-    projection = Projection.fit(samples, 4)
-    rows = (samples - projection.mean) @ projection.axes.T
-    variance = np.sort(np.linalg.eigvalsh(np.cov(samples.T)))[::-1][:4]
-    np.testing.assert_allclose(np.cov(rows.T), np.diag(np.sqrt(variance)), rtol=1e-3, atol=1e-3 * variance[0] ** 0.5)
-    np.testing.assert_allclose(np.linalg.norm(projection(samples[:9]), axis=1), 1, rtol=1e-5)
-
-
-def test_a_projection_is_saved_and_refuses_what_does_not_fit(tmp_path) -> None:
-    projection = Projection.fit(np.random.default_rng(0).normal(size=(50, 6)), 3)
-    projection.save(tmp_path / "p.npy")
-    np.testing.assert_allclose(Projection.load(tmp_path / "p.npy").axes, projection.axes, rtol=2e-3, atol=1e-3)
-    with pytest.raises(InputError, match="does not fit"):
-        projection(np.zeros((2, 5), np.float32))
-    with pytest.raises(InputError, match="samples"):
-        Projection.fit(np.zeros((5, 6)), 3)
-    with pytest.raises(InputError, match="directions"):
-        Projection.fit(np.ones((50, 6)), 3)

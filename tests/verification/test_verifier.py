@@ -80,4 +80,4 @@ def test_a_query_of_one_colour_agrees_with_nothing() -> None:
     (found,) = verify(extract("sift+xfeat", grey), [extract("sift+xfeat", photo("cat"))])
     assert found.inliers == 0
     assert found.query_box is None
-    assert found.query_share == 0
+    assert len(found.query_region) == 0

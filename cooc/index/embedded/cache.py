@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from filelock import Timeout
 
 from cooc.index.embedded.coding import Coding
 from cooc.index.embedded.graph import build_graph, load_graph
 from cooc.index.embedded.nearest import Graph, View
-from cooc.index.embedded.rowfile import CHUNK, Fetch, RowFile, Rows, file_name
+from cooc.index.embedded.rowfile import CHUNK, Fetch, RowFiles, Rows
 from cooc.index.embedded.rows import State, fetch, read_state
 
 log = logging.getLogger("cooc")
@@ -40,7 +39,6 @@ class Cache:
         self._rows: Rows | None = None
         self._graph: Graph | None = None
         self._seen: tuple[State, View] | None = None
-        self._warned = False
 
     def view(self, connection: sqlite3.Connection) -> View:
         state = read_state(connection)
@@ -55,7 +53,7 @@ class Cache:
         live = np.ones(state.slots, np.bool_)
         live[[slot for (slot,) in connection.execute("SELECT slot FROM removed")]] = False
         there = np.bitwise_or.reduce(ids.view(np.uint64), axis=1) != 0  # no id: there was nothing good to fetch
-        self._warn(int(np.count_nonzero(live & ~there)))
+        damaged = int(np.count_nonzero(live & ~there))
         live &= there
         if self._graph is None or self._graph.size != state.graph:
             path, covered = self._graph_path(state), codes[: state.graph]
@@ -64,7 +62,7 @@ class Cache:
                 if 0 < state.graph <= len(codes)
                 else None
             )
-        return View(self.coding, codes, ids, live, int(np.count_nonzero(live)), self._graph)
+        return View(self.coding, codes, ids, live, int(np.count_nonzero(live)), damaged, self._graph)
 
     def _filled(self, connection: sqlite3.Connection, state: State) -> Rows:
         """All rows of a state in memory: those that are there, then those in the file, then those in SQLite alone."""
@@ -78,28 +76,26 @@ class Cache:
             rows.append(codes, ids)
             missing += len(ids)
         if missing >= FILED_FROM and not self.coding.small:
-            attempt(lambda: RowFile(self.folder, state.epoch, self.coding).extend(rows.get, state.slots))
+            attempt(lambda: self._files(state).extend(rows.get, state.slots))
         self._rows = rows
         return rows
 
     def _read_file(self, rows: Rows, state: State, load: Fetch) -> None:
-        file = RowFile(self.folder, state.epoch, self.coding)
-        damaged = file.load(rows, state.slots)
+        files = self._files(state)
+        damaged = files.load(rows, state.slots)
         if damaged is not None:
-            log.warning("%s is damaged, and made again from the index.", file.path)
+            log.warning("%s is damaged, and made again from the index.", damaged.path)
+            files.drop(damaged.first)
         if not _agree(rows, state, load):
             rows.count = 0
-            file.cut()
-        elif damaged is not None:
-            file.cut(damaged)
+            files.drop()
 
     def follow(self, connection: sqlite3.Connection) -> None:
         """Bring the file up to date without a search: by who writes, for those who will search."""
         state = read_state(connection)
-        epoch, slots = state.epoch, state.slots
-        file = RowFile(self.folder, epoch, self.coding)
-        if not self.coding.small and slots - file.count >= FILED_FROM:
-            attempt(lambda: file.extend(partial(fetch, connection, self.coding), slots))
+        files = self._files(state)
+        if not self.coding.small and state.slots - files.count >= FILED_FROM:
+            attempt(lambda: files.extend(partial(fetch, connection, self.coding), state.slots))
 
     def build_graph(self, connection: sqlite3.Connection) -> tuple[int, int, int, str]:
         """Build the graph, or extend it by what is new; return its size, crc32 and ef, and the epoch."""
@@ -114,9 +110,9 @@ class Cache:
     def clean(self, connection: sqlite3.Connection) -> None:
         """Delete the files of former epochs, and those of older versions of cooc."""
         state = read_state(connection)
-        keep = {file_name(state.epoch, self.coding), self._graph_path(state).name, "lock"}
+        keep = {block.path for block in self._files(state).blocks()} | {self._graph_path(state)}
         for path in self.folder.glob("*"):
-            if path.name not in keep:
+            if path not in keep:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -126,17 +122,11 @@ class Cache:
     def _forget(self) -> None:
         self._rows = self._graph = self._seen = None
 
+    def _files(self, state: State) -> RowFiles:
+        return RowFiles(self.folder, state.epoch, self.coding)
+
     def _graph_path(self, state: State) -> Path:
         return self.folder / f"graph-{state.epoch}-{state.graph}.hnsw"
-
-    def _warn(self, damaged: int) -> None:
-        """Once, however often the view is renewed."""
-        if damaged and not self._warned:
-            self._warned = True
-            log.warning(
-                "%d pictures are not searched: their vectors are damaged. The next `cooc index` describes them again.",
-                damaged,
-            )
 
 
 def _agree(rows: Rows, state: State, load: Fetch) -> bool:
@@ -153,8 +143,6 @@ def attempt(work: Callable[[], _T]) -> _T | None:
     """Do something for the cache. Where the folder cannot be read or written, searching goes on without it."""
     try:
         return work()
-    except Timeout:  # another process is at it
-        return None
     except OSError as error:
         log.warning("The index's cache could not be used and is done without: %s", error)
         return None

@@ -9,18 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
+from cooc.index.checks import moving
 from cooc.index.embedded import features
 from cooc.index.embedded.coding import Codes
 from cooc.index.embedded.rows import FORGOTTEN, RECORD, State, each, forgotten, read_state, record
 from cooc.index.records import BadFile, Forgotten, Record, given_back, long_ago, now, path_bytes, path_text
-from cooc.index.store import moving
 
 
 def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes, made: Mapping[str, bytes]) -> int:
     """Each in a new slot, with the features `made` of its content. Of records with the same path the last counts."""
     latest = {path_bytes(r.path): row for row, r in enumerate(records)}
-    before = [sha256 for (sha256,) in each(connection, "SELECT sha256 FROM images WHERE path IN", latest)]
-    had = drop(connection, list(latest), remember=False)
+    before = drop(connection, list(latest))
+    had = {path_bytes(r.path): r.tags for r in before}
     contents = {bytes.fromhex(records[row].sha256) for row in latest.values()}
     kept = each(connection, f"{FORGOTTEN} WHERE sha256 IN", contents)
     tagged, used = given_back((records[row] for row in latest.values()), map(forgotten, kept))
@@ -43,27 +43,25 @@ def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes,
     )
     connection.execute("UPDATE state SET next_slot = ?", (first + len(rows),))
     features.put(connection, {r.sha256: made[r.sha256] for _, _, r, _ in rows if r.sha256 in made})
-    features.drop_unused(connection, before)
+    features.drop_unused(connection, {bytes.fromhex(r.sha256) for r in before})
     return len(rows)
 
 
 def remove(connection: sqlite3.Connection, paths: list[bytes]) -> int:
-    contents = [sha256 for (sha256,) in each(connection, "SELECT sha256 FROM images WHERE path IN", paths)]
-    gone = drop(connection, paths, remember=True)
-    features.drop_unused(connection, contents)
+    """Their tags are kept by content."""
+    gone, time = drop(connection, paths), now()
+    keep(connection, (Forgotten(r.sha256, r.path, r.tags, time) for r in gone if r.tags))
+    features.drop_unused(connection, {bytes.fromhex(r.sha256) for r in gone})
     return len(gone)
 
 
-def drop(connection: sqlite3.Connection, paths: list[bytes], *, remember: bool) -> dict[bytes, frozenset[str]]:
-    """Remove images; return the tags of those that there were. To `remember` is to keep these by content."""
+def drop(connection: sqlite3.Connection, paths: list[bytes]) -> list[Record]:
+    """Those that there were."""
     rows = list(each(connection, f"{RECORD} WHERE path IN", paths))
     for table in ("images", "vectors", "tags"):
         connection.executemany(f"DELETE FROM {table} WHERE slot = ?", ((row[0],) for row in rows))
     connection.executemany("INSERT INTO removed VALUES (?)", ((row[0],) for row in rows))
-    records, time = [record(row) for row in rows], now()
-    if remember:
-        keep(connection, [Forgotten(r.sha256, r.path, r.tags, time) for r in records if r.tags])
-    return {row[1]: r.tags for row, r in zip(rows, records, strict=True)}
+    return [record(row) for row in rows]
 
 
 def keep(connection: sqlite3.Connection, tags: Iterable[Forgotten]) -> None:

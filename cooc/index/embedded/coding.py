@@ -18,13 +18,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from cooc.errors import InputError, UnknownNameError
+from cooc.files import DATA
 from cooc.index.records import STORAGES
 from cooc.index.store import Vectors
 from cooc.vectors import unit_rows
@@ -153,6 +153,4 @@ def _hadamard(rows: Vectors) -> Vectors:
 
 def _centroids() -> NDArray[np.float32]:
     """256 centroids of the normal distribution in 4 dimensions, the one nearest to zero first."""
-    with resources.files("cooc").joinpath("data/centroids.npy").open("rb") as file:
-        loaded: NDArray[np.float32] = np.load(file)
-    return loaded
+    return np.asarray(np.load(DATA / "centroids.npy"), np.float32)

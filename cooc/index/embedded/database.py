@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from cooc.errors import CoocError, StoreDamagedError, StoreError, StoreLockedError, StoreMissingError
-from cooc.index.records import FORMAT
+from cooc.errors import CoocError, StoreDamagedError, StoreError, StoreLockedError
+from cooc.index.checks import check_format, missing
+from cooc.index.records import FORMAT, show
 
 APPLICATION_ID = 0x636F6F63  # "cooc"
 CACHE = 1 << 16  # kB for who writes: ids come in any order, and SQLite's own 2 MB wrote a page to disk for each of them
@@ -72,9 +73,7 @@ def require(folder: Path) -> None:
     """Is there a file that may be an index? (`connect` looks whether it is one.)"""
     path = database(folder)
     if not path.is_file():
-        raise StoreMissingError(
-            f"There is no index in {show(folder)}. Make one: cooc index FOLDER --index {show(folder)}"
-        )
+        raise missing(f"in {show(folder)}")
     if path.stat().st_size == 0:
         raise damaged(folder, "index.sqlite is empty, as a full disk or a copy that broke off leaves it")
 
@@ -138,7 +137,8 @@ def connect(folder: Path, *, write: bool = False) -> Connection:
             return connection
         except sqlite3.OperationalError as error:
             connection.close()
-            if write or os.access(folder, os.W_OK) or _wal_bytes(path) or not _cannot_open(error):
+            refused = _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+            if write or os.access(folder, os.W_OK) or _wal_bytes(path) or not refused:
                 raise
         except BaseException:
             connection.close()
@@ -178,10 +178,7 @@ def _check(connection: sqlite3.Connection, folder: Path) -> None:
             f"{show(database(folder))} is another program's database, no index of cooc. Name another folder with "
             "--index, or move the file away."
         )
-    if (found := version(connection)) > FORMAT:
-        raise StoreError(
-            f"The index in {show(folder)} has format {found}, and this cooc reads up to {FORMAT}: upgrade cooc."
-        )
+    check_format(f"in {show(folder)}", version(connection))
 
 
 def version(connection: sqlite3.Connection) -> int:
@@ -190,17 +187,8 @@ def version(connection: sqlite3.Connection) -> int:
     return int(found)
 
 
-def _cannot_open(error: sqlite3.Error) -> bool:
-    return _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-
-
 def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
-
-
-def show(path: Path) -> str:
-    """A path that can be printed whatever bytes it holds."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 @contextmanager

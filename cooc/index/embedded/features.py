@@ -48,7 +48,7 @@ def drop_unused(connection: sqlite3.Connection, contents: Iterable[bytes] | None
     if contents is None:
         connection.execute(f"DELETE FROM features WHERE {UNUSED}")
     else:
-        connection.executemany(f"DELETE FROM features WHERE sha256 = ? AND {UNUSED}", ((one,) for one in set(contents)))
+        connection.executemany(f"DELETE FROM features WHERE sha256 = ? AND {UNUSED}", ((one,) for one in contents))
 
 
 def count(connection: sqlite3.Connection) -> FeatureCount:

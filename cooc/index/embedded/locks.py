@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from cooc.errors import StoreLockedError
 from cooc.files import write_whole
+from cooc.index.records import show
 
 
 class WriterLock:
@@ -22,9 +23,8 @@ class WriterLock:
         try:
             self._lock.acquire()
         except Timeout:
-            shown = os.fsencode(folder).decode("utf-8", "backslashreplace")
             raise StoreLockedError(
-                f"Another process is writing to the index in {shown}: {_holder(folder)}. "
+                f"Another process is writing to the index in {show(folder)}: {_holder(folder)}. "
                 "Wait until it is done, or stop it; reading is possible meanwhile."
             ) from None
         with suppress(OSError):  # the lock counts, not its holder's name

@@ -72,6 +72,7 @@ class View:
     ids: Ids  # (n, 16)
     live: NDArray[np.bool_]  # (n,)
     count: int  # of live slots
+    damaged: int = 0  # that would be
     graph: Graph | None = None
     _filters: OrderedDict[Hashable, NDArray[np.uint8]] = field(default_factory=OrderedDict)
 

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from cooc.errors import StoreDamagedError, StoreError, StoreLockedError, StoreMismatchError, VectorDamagedError
+from cooc.index.checks import closed
 from cooc.index.embedded.cache import Cache
 from cooc.index.embedded.coding import Coding
-from cooc.index.embedded.database import Connection, connect, explained, show
+from cooc.index.embedded.database import Connection, connect, explained
 from cooc.index.embedded.rows import read_meta
-from cooc.index.records import check_same
+from cooc.index.records import check_same, show
 
 _T = TypeVar("_T")
 
@@ -111,7 +112,7 @@ class Reading:
     def _take(self) -> tuple[Connection, IndexFile]:
         """A connection that nobody else uses meanwhile, and the file that it is of."""
         if self._closed:
-            raise StoreError(f"The index in {show(self.folder)} has been closed: open it again.")
+            raise closed(f"in {show(self.folder)}")
         while True:
             try:
                 connection = self._idle.pop()

@@ -7,15 +7,15 @@ import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cooc.index.embedded.coding import Codes, Coding
-from cooc.index.embedded.database import version
 from cooc.index.embedded.features import read_engines
 from cooc.index.embedded.nearest import Ids, Slots
-from cooc.index.records import Filter, Forgotten, Record, StoreMeta, path_text
+from cooc.index.records import Filter, Forgotten, Record, StoreMeta, in_sql, path_text
 
 IDS = 500  # parameters in one SQL statement
 MANY = 5000  # images of a time, beyond which they are not sorted
@@ -60,12 +60,6 @@ def forgotten(row: tuple[Any, ...]) -> Forgotten:
     return Forgotten(sha256.hex(), path_text(path), frozenset(json.loads(tags)), removed)
 
 
-def read_forgotten(connection: sqlite3.Connection) -> list[Forgotten]:
-    if version(connection) < 3:
-        return []
-    return [forgotten(row) for row in connection.execute(f"{FORGOTTEN} ORDER BY sha256, path")]
-
-
 def each(connection: sqlite3.Connection, query: str, values: Iterable[object]) -> Iterator[Any]:
     """Rows of a query that ends in IN, for any number of values."""
     values = list(values)
@@ -74,37 +68,12 @@ def each(connection: sqlite3.Connection, query: str, values: Iterable[object]) -
         yield from connection.execute(f"{query} ({','.join('?' * len(part))})", part).fetchall()
 
 
-def read_notes(connection: sqlite3.Connection) -> dict[str, Any]:
-    if version(connection) < 3:
-        return {}
-    return {name: json.loads(text) for name, text in connection.execute("SELECT name, json FROM notes")}
-
-
 def good(data: bytes | None, crc: int | None, width: int) -> bool:
     """Is it what was written? (None: the row is not there at all.)"""
     return data is not None and len(data) == width and zlib.crc32(data) == crc
 
 
-def matching(where: Filter | None, after: bytes = b"") -> tuple[str, list[object]]:
-    """`Filter.matches` in SQL, for paths behind `after`. A tilde is after everything that a date holds."""
-    clauses, values = ["TRUE"], list[object]()
-    folder = where.folder if where is not None else b""
-    if first := max(after, folder or b""):  # one bound: of two, SQLite would take the first to begin with
-        clauses.append("path > ?")
-        values.append(first)
-    if folder:
-        clauses.append("path < ?")
-        values.append(folder[:-1] + b"0")  # "0" comes right after "/"
-    if where is not None and where.taken_from is not None:
-        clauses.append("taken >= ?")
-        values.append(where.taken_from)
-    if where is not None and where.taken_to is not None:
-        clauses.append("taken < ?")
-        values.append(where.taken_to + "~")
-    for tag in sorted(where.tags) if where is not None else ():
-        clauses.append("slot IN (SELECT slot FROM tags WHERE tag = ?)")
-        values.append(tag)
-    return " AND ".join(clauses), values
+matching = partial(in_sql, value="?", tagged="slot IN (SELECT slot FROM tags WHERE tag = ?)")
 
 
 def find_slots(connection: sqlite3.Connection, where: Filter) -> Slots:

@@ -12,6 +12,7 @@ searched (`nearest.py`) is renewed. `upkeep.py` verifies, compacts and copies.
 
 from __future__ import annotations
 
+import json
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,20 +24,21 @@ from uuid import uuid4
 import numpy as np
 
 from cooc.errors import StoreError
+from cooc.index.checks import read_only
 from cooc.index.embedded import changes, features, upkeep
 from cooc.index.embedded.coding import Coding
-from cooc.index.embedded.database import Connection, connect, create, database, explained, require, show
+from cooc.index.embedded.database import Connection, connect, create, database, explained, require, version
 from cooc.index.embedded.locks import WriterLock
 from cooc.index.embedded.reading import IndexFile, Reading
 from cooc.index.embedded.rows import (
+    FORGOTTEN,
     RECORD,
     each,
     find_slots,
+    forgotten,
     good,
     in_order,
     matching,
-    read_forgotten,
-    read_notes,
     read_state,
     record,
 )
@@ -48,6 +50,7 @@ from cooc.index.records import (
     StoreMeta,
     path_bytes,
     path_text,
+    show,
 )
 from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Vectors, pages
 
@@ -194,11 +197,15 @@ class EmbeddedStore(Store):
     def _rows(self, query: str, *values: object) -> list[Any]:
         return self._read(lambda connection, _: connection.execute(query, values).fetchall())
 
+    def _rows_since_3(self, query: str) -> list[Any]:
+        """Of a table that older formats have not."""
+        return self._read(lambda file, _: file.execute(query).fetchall() if version(file) >= 3 else [])
+
     def notes(self) -> dict[str, Any]:
-        return self._read(lambda connection, _: read_notes(connection))
+        return {name: json.loads(text) for name, text in self._rows_since_3("SELECT name, json FROM notes")}
 
     def forgotten(self) -> Iterator[Forgotten]:
-        return iter(self._read(lambda connection, _: read_forgotten(connection)))
+        return map(forgotten, self._rows_since_3(f"{FORGOTTEN} ORDER BY sha256, path"))
 
     def damaged(self) -> Iterator[str]:
         return iter(upkeep.damaged(self._read))
@@ -249,6 +256,7 @@ class EmbeddedStore(Store):
             return view, slots
 
         view, slots = self._read(work)
+        self._left_out(view.damaged)
         approximate = view.count >= APPROXIMATE_FROM if exact is None else not exact
         scores, found = view.search(queries, k, slots, approximate)
         names = view.ids[found.ravel()].tobytes().hex()
@@ -304,7 +312,7 @@ class EmbeddedStore(Store):
         with self._mutex, explained(self.folder):
             connection = self._writer
             if connection is None or self._closed:
-                raise StoreError(f"The index in {show(self.folder)} is open for reading only: open it with write=True.")
+                raise read_only(f"in {show(self.folder)}")
             if connection.moved():
                 raise StoreError(f"The index in {show(self.folder)} was replaced by another one: open it again.")
             connection.execute("BEGIN IMMEDIATE")

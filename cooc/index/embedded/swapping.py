@@ -15,12 +15,13 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from cooc.errors import StoreDamagedError, StoreLockedError
-from cooc.index.embedded.database import connect, database, explained, require, show
+from cooc.index.checks import FEATURES_DAMAGED, VECTOR_DAMAGED
+from cooc.index.embedded.database import connect, database, explained, require
 from cooc.index.embedded.locks import WriterLock
 from cooc.index.embedded.reading import Reading
 from cooc.index.embedded.rows import read_state
-from cooc.index.embedded.upkeep import DAMAGED, problems, snapshot
-from cooc.index.store import FEATURES_DAMAGED
+from cooc.index.embedded.upkeep import problems, snapshot
+from cooc.index.records import show
 
 log = logging.getLogger("cooc")
 
@@ -63,7 +64,7 @@ def put_in_place(source: Path, folder: Path) -> int:
 def _verified(folder: Path) -> int:
     with closing(Reading(folder)) as read:
         found = read(lambda connection, file: list(problems(folder, connection, file)))
-        worse = [problem for problem in found if not problem.endswith((DAMAGED, FEATURES_DAMAGED))]
+        worse = [problem for problem in found if not problem.endswith((VECTOR_DAMAGED, FEATURES_DAMAGED))]
         if worse:
             raise StoreDamagedError(f"What should be put in place is damaged itself; nothing was changed. {worse[0]}")
         for problem in found:

@@ -12,17 +12,16 @@ from uuid import uuid4
 import numpy as np
 
 from cooc.errors import StoreDamagedError, StoreError
+from cooc.index.checks import FEATURES_DAMAGED, VECTOR_DAMAGED, WRONG_ID
 from cooc.index.embedded import changes, features
 from cooc.index.embedded.cache import Cache
-from cooc.index.embedded.database import Connection, connect, database, explained, show
+from cooc.index.embedded.database import Connection, connect, database, explained
 from cooc.index.embedded.reading import IndexFile, Reading
 from cooc.index.embedded.rows import RECORD, good, read_state, record
-from cooc.index.records import Record, path_bytes, path_text
-from cooc.index.store import FEATURES_DAMAGED
+from cooc.index.records import Record, path_bytes, path_text, show
 
 RENUMBER_FROM = 0.1  # share of removed slots from which compacting gives all slots out again
 PAGE = 1000  # rows read at once
-DAMAGED = "the vector is damaged; the next `cooc index` describes the picture again"
 
 
 def damaged(read: Reading) -> list[str]:
@@ -79,16 +78,16 @@ def problems(folder: Path, connection: Connection, file: IndexFile) -> Iterator[
         slots = np.array([row[0] for row in page])
         copies, names, live = view.codes[slots], view.ids[slots], view.live[slots]
         for row, (_, path, sha256, name, data, crc) in enumerate(page):
-            text = show(Path(path_text(path)))
+            text = show(path)
             if not good(data, crc, file.coding.width):
-                yield f"{text}: {DAMAGED}"
+                yield f"{text}: {VECTOR_DAMAGED}"
             elif Record(path_text(path), 0, 0, sha256.hex(), 0, 0).id != name.hex():
-                yield f"{text}: the id does not fit content and path; remove the image and index it again"
+                yield f"{text}: {WRONG_ID}"
             elif copies[row].tobytes() != data or names[row].tobytes() != name or not live[row]:
                 yield f"{text}: the copy in cache/ differs; delete {show(folder / 'cache')}, it is made again"
     for content in features.damaged(connection) if file.meta.features else ():
         paths = connection.execute("SELECT path FROM images WHERE sha256 = ? ORDER BY path", (content,))
-        yield from (f"{show(Path(path_text(path)))}: {FEATURES_DAMAGED}" for (path,) in paths)
+        yield from (f"{show(path)}: {FEATURES_DAMAGED}" for (path,) in paths)
 
 
 def tidy(connection: Connection, cache: Cache) -> None:

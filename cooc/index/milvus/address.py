@@ -30,6 +30,10 @@ class Address:
     replicas: int = 1
     features: str = ""  # where local features lie, see `features.py`
 
+    @property
+    def place(self) -> str:
+        return f"at {self.shown}"
+
     @classmethod
     def parse(cls, address: str) -> Address:
         shown = without_password(address)

@@ -61,14 +61,8 @@ def copy(server: Server, dim: int, store: Store) -> None:
         store.remember(Forgotten(record.sha256, record.path, record.tags, now()) for record in lost)
 
 
-def take_place(server: Server) -> None:
-    """The copy gets the name of what it was copied from."""
-    server.ask("drop_collection")
-    take_up(server)
-
-
 def take_up(server: Server) -> None:
-    """The end of a move that was cut short between dropping the old collection and renaming the new one."""
+    """The end of a move, also of one that was cut short there: the new collection gets the name of the dropped one."""
     new = beside(server.address).name
     if not server.ask("has_collection") and server.ask("has_collection", name=new):
         server.ask("rename_collection", server.address.name, name=new)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from cooc.errors import InputError, StoreError
+from cooc.index.checks import check_format, missing
 from cooc.index.milvus import former, rows, structures
 from cooc.index.milvus.address import Address
 from cooc.index.milvus.features import nowhere, place
@@ -67,7 +68,7 @@ def _opened(where: Address, write: bool) -> MilvusStore:
         former.take_up(server)
         found = server.properties()
         if META not in found:
-            raise server.missing()
+            raise missing(where.place)
         meta = _meta(found[META], where)
         if former.STATE in found:
             if not write:
@@ -86,9 +87,7 @@ def _opened(where: Address, write: bool) -> MilvusStore:
 
 def _meta(text: str, where: Address) -> StoreMeta:
     values = json.loads(text)
-    if values["format"] > FORMAT:
-        found = f"The index at {where.shown} has format {values['format']}"
-        raise StoreError(f"{found}, and this cooc reads up to {FORMAT}: upgrade cooc.")
+    check_format(where.place, values["format"])
     return StoreMeta(**values)
 
 
@@ -100,4 +99,5 @@ def _move(server: Server, meta: StoreMeta) -> None:
         begun = new.ask("has_collection") and META in new.properties()
         with _opened(there, write=True) if begun else _created(there, replace(meta, format=FORMAT)) as copy:
             former.copy(old, meta.dim, copy)
-    former.take_place(server)
+    server.ask("drop_collection")
+    former.take_up(server)

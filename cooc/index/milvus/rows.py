@@ -6,7 +6,6 @@ key         primary key: a letter for the kind of row, then in hex what it is ab
             there are local features of its content (`features.py`)
     b       a file that could not be described: its path; `text` says why and since when
     f       tags of a removed image: its content, then its path; `text` says when it was removed
-    n       a note about the index: its name; `text` is its value
 image       is it an image? Only these are searched; other rows have a vector because Milvus wants one in each
 """
 
@@ -15,7 +14,7 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +24,6 @@ from cooc.errors import InputError
 from cooc.index.milvus.server import Row
 from cooc.index.records import BadFile, Filter, Forgotten, Record, path_bytes, path_text
 from cooc.index.store import Vectors
-
-_T = TypeVar("_T")
 
 FEATURES = "features"  # `text` of an image that has them
 

@@ -24,7 +24,8 @@ import grpc
 from pymilvus import MilvusClient
 from pymilvus.exceptions import ConnectionConfigException, MilvusException
 
-from cooc.errors import StoreError, StoreLockedError, StoreMissingError
+from cooc.errors import StoreError, StoreLockedError
+from cooc.index.checks import closed, missing, read_only
 from cooc.index.milvus.address import Address
 
 _T = TypeVar("_T")
@@ -73,7 +74,7 @@ class Server:
     def ask(self, call: str, *arguments: Any, name: str | None = None, **options: Any) -> Any:
         """One of MilvusClient's methods, on this collection if no other is named."""
         if self._client is None:
-            raise StoreError(f"The index at {self.address.shown} has been closed: open it again.")
+            raise closed(self.address.place)
         method = getattr(self._client, call)
         options = {"timeout": self.address.timeout} | options
         return self._patiently(lambda: method(name or self.address.name, *arguments, **options))
@@ -148,9 +149,7 @@ class Server:
         """For one change at a time, and only while nobody has taken our place."""
         with self._mutex:
             if self._client is None or not self._mine:
-                raise StoreError(
-                    f"The index at {self.address.shown} is open for reading only: open it with write=True."
-                )
+                raise read_only(self.address.place)
             if (holder := self._holder()).get("token") != self._mine["token"]:
                 raise self._locked(holder)
             if time.time() - holder["beat"] > BEAT:
@@ -183,16 +182,12 @@ class Server:
             time.sleep(pause)
             pause = min(2 * pause, 3.0)
 
-    def missing(self) -> StoreMissingError:
-        shown = self.address.shown
-        return StoreMissingError(f"There is no index at {shown}. Make one: cooc index FOLDER --index '{shown}'")
-
     def _told(self, error: BaseException) -> StoreError:
         """What pymilvus says, as an error of cooc that names the server and the repair."""
         where, code = self.address.shown, _code(error)
         text = self.address.hidden(" ".join(str(error).split()))[:300]
         if code == NOT_FOUND:
-            return self.missing()
+            return missing(self.address.place)
         if self.address.lite and isinstance(error, ConnectionConfigException):
             repair = "Another process may have the file open, which takes one only: close it there"
         elif code in DENIED:

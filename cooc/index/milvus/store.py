@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from cooc.index import effort
+from cooc.index.checks import FEATURES_DAMAGED, VECTOR_DAMAGED, WRONG_ID, moving
 from cooc.index.copying import copy_to_folder
 from cooc.index.milvus import rows, structures
 from cooc.index.milvus.features import FeatureFiles, nowhere, place
@@ -40,19 +40,9 @@ from cooc.index.records import (
     given_back,
     long_ago,
     now,
+    show,
 )
-from cooc.index.store import (
-    FEATURES_DAMAGED,
-    PAGE,
-    Block,
-    Code,
-    FeatureCount,
-    SearchResult,
-    Store,
-    Vectors,
-    blocks,
-    moving,
-)
+from cooc.index.store import PAGE, Block, Code, FeatureCount, SearchResult, Store, Vectors, blocks
 
 NOTE = "cooc.note."  # properties of the collection
 REQUEST = 16 << 20  # bytes of vectors in one request
@@ -67,11 +57,10 @@ class MilvusStore(Store):
 
     def __init__(self, server: Server, meta: StoreMeta, features: Mapping[str, str]) -> None:
         self._meta = replace(meta, features=features.get("engines", ""))
-        self.shown = f"the index at {server.address.shown}"
+        self.shown = f"the index {server.address.place}"
         self._files = FeatureFiles(place(server.address, features["at"])) if features else None
         self._server = server
         self._block = max(1, min(PAGE, REQUEST // (4 * meta.dim)))  # vectors in one request
-        self._warned = False
 
     def __len__(self) -> int:
         return int(self._server.query(rows.images(), ["count(*)"], None)[0]["count(*)"])
@@ -292,12 +281,7 @@ class MilvusStore(Store):
         structure = structure or structures.current(self._server)
         search = Search(self._server, structure, rows.images(where), self.meta.dim, self._block)
         best = search.nearest(queries, k, bool(exact))
-        if search.damaged and not self._warned:
-            self._warned = True
-            log.warning(
-                "%d pictures are not searched: their vectors are damaged. The next `cooc index` describes them again.",
-                len(search.damaged),
-            )
+        self._left_out(len(search.damaged))
         width = min((len(one.ids) for one in best), default=0)
         scores = np.array([one.scores[:width] for one in best], np.float32).reshape(len(best), width)
         return SearchResult(scores, [one.ids[:width] for one in best])
@@ -311,7 +295,7 @@ class MilvusStore(Store):
             for block in self._blocks(ALL):
                 vectors, sound = rows.matrix(block, self.meta.dim)
                 for i in np.flatnonzero(~sound):
-                    log.warning("%s is not copied: its vector is damaged.", _shown(block[i]))
+                    log.warning("%s is not copied: its vector is damaged.", show(rows.path(block[i])))
                 records = [rows.record(block[i]) for i in np.flatnonzero(sound)]
                 yield Block(records, vectors[sound], self.features([one.id for one in records]))
 
@@ -324,11 +308,11 @@ class MilvusStore(Store):
     def _problems_of(self, block: list[Row]) -> Iterator[str]:
         for row, good in zip(block, rows.matrix(block, self.meta.dim)[1], strict=True):
             if not good:
-                yield f"{_shown(row)}: the vector is damaged; the next `cooc index` describes the picture again"
+                yield f"{show(rows.path(row))}: {VECTOR_DAMAGED}"
             elif rows.record(row).id != row["id"]:
-                yield f"{_shown(row)}: the id does not fit content and path; remove the image and index it again"
+                yield f"{show(rows.path(row))}: {WRONG_ID}"
         marked = [row for row in block if row["text"] == rows.FEATURES]
-        yield from (f"{_shown(row)}: {FEATURES_DAMAGED}" for row in self._damaged_features(marked))
+        yield from (f"{show(rows.path(row))}: {FEATURES_DAMAGED}" for row in self._damaged_features(marked))
 
     def compact(self) -> None:
         server = self._server
@@ -376,7 +360,3 @@ def _in_turn(moves: Mapping[str, str]) -> list[list[str]]:
             parts[-1].append(old)
             old = before.get(old, "")
     return parts
-
-
-def _shown(row: Row) -> str:
-    return os.fsencode(rows.path(row)).decode("utf-8", "backslashreplace")

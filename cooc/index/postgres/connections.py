@@ -25,8 +25,9 @@ from psycopg.adapt import Dumper
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format
 
-from cooc.errors import InputError, StoreDamagedError, StoreError, StoreLockedError, StoreMissingError
+from cooc.errors import InputError, StoreDamagedError, StoreError, StoreLockedError
 from cooc.index import without_password
+from cooc.index.checks import closed, missing, read_only
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _T = TypeVar("_T")
@@ -52,6 +53,10 @@ class Address:
     options: dict[str, Any]  # libpq's, the password among them
     schema: str
     shown: str
+
+    @property
+    def place(self) -> str:
+        return f"at {self.shown}"
 
     @classmethod
     def parse(cls, address: str) -> Address:
@@ -93,12 +98,9 @@ class Server:
         self._writes = False
         self._closed = False
         self._mutex = threading.RLock()
+        self._frozen = threading.local()  # the connection that a thread reads one state on
 
     # opening and closing
-
-    def connect(self) -> Connection:
-        with self.explained():
-            return self._connect()
 
     def become_writer(self) -> None:
         with self.explained():
@@ -114,7 +116,7 @@ class Server:
         while self._idle:
             self._idle.pop().close()
 
-    def _connect(self) -> Connection:
+    def connect(self) -> Connection:
         here = f"cooc process {os.getpid()} on {socket.gethostname()}"[:63]
         options = {"application_name": here, **self.address.options, "client_encoding": "utf8"}
         # Each statement is planned for its own values: a plan for any vector and any filter is a plan for none.
@@ -135,7 +137,7 @@ class Server:
 
     def _locked(self) -> Connection:
         """A connection that holds the writer's lock for as long as it lives."""
-        connection = self._connect()
+        connection = self.connect()
         try:
             for name, value in (  # so that a client which is no more does not hold the lock for hours
                 ("client_connection_check_interval", "5s"),
@@ -149,7 +151,7 @@ class Server:
             lock = "SELECT pg_try_advisory_lock(%s, oid::int8::bit(32)::int) FROM pg_namespace WHERE nspname = %s"
             while (row := connection.execute(lock, (LOCK, self.address.schema)).fetchone()) != (True,):
                 if row is None:
-                    raise self.missing()
+                    raise missing(self.address.place)
                 if time.monotonic() > ends:
                     raise self._held(connection)
                 time.sleep(0.05)
@@ -179,7 +181,18 @@ class Server:
                 return work(connection)
 
         with self.explained():
-            return _patiently(attempt)
+            held: Connection | None = getattr(self._frozen, "connection", None)
+            return _patiently(attempt) if held is None else work(held)
+
+    @contextmanager
+    def one_state(self) -> Iterator[None]:
+        """All that this thread reads meanwhile is of one committed state."""
+        with self.explained(), self.connect() as connection, connection.transaction():
+            self._frozen.connection = connection
+            try:
+                yield
+            finally:
+                del self._frozen.connection
 
     def change(self, work: Callable[[Connection], _T]) -> _T:
         """The same in one transaction of the writer: there as a whole, once, or not at all."""
@@ -204,7 +217,7 @@ class Server:
         """The connection that holds the lock; a new one if the last was lost, unless another has it by now."""
         self._check_open()
         if not self._writes:
-            raise StoreError(f"The index at {self.address.shown} is open for reading only: open it with write=True.")
+            raise read_only(self.address.place)
         if self._writer is None or self._writer.closed:
             self._writer = self._locked()
         return self._writer
@@ -227,7 +240,7 @@ class Server:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._connect()
+            connection = self.connect()
         try:
             yield connection
         except psycopg.OperationalError:
@@ -243,13 +256,9 @@ class Server:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreError(f"The index at {self.address.shown} has been closed: open it again.")
+            raise closed(self.address.place)
 
     # what goes wrong
-
-    def missing(self) -> StoreMissingError:
-        shown = self.address.shown
-        return StoreMissingError(f"There is no index at {shown}. Make one: cooc index FOLDER --index '{shown}'")
 
     @contextmanager
     def explained(self, state: str = "") -> Iterator[None]:
@@ -260,7 +269,7 @@ class Server:
             text, shown = " ".join(str(error).split()), self.address.shown
             match error:
                 case errors.UndefinedTable() | errors.InvalidSchemaName():
-                    raise self.missing() from error
+                    raise missing(self.address.place) from error
                 case errors.DiskFull():
                     message = f"The server's disk is full ({text}). What was committed is kept: free some space."
                     raise StoreError(f"{shown}: {message}") from error

@@ -10,7 +10,6 @@ made again without it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import psycopg
@@ -21,8 +20,6 @@ from cooc.index.postgres.connections import Connection, Query
 from cooc.index.postgres.tables import WHOLE, decoded, matching, read_state
 from cooc.index.records import Filter
 from cooc.index.store import Vectors
-
-log = logging.getLogger("cooc")
 
 APPROXIMATE_FROM = 20_000  # images
 MATCHING, MATCHING_SHARE = 20_000, 0.2  # images that pass a filter, and their share, up to which they are scanned
@@ -47,26 +44,19 @@ class Nearest:
         self.dim = dim
         self._whole = WHOLE if checked else "TRUE"  # an index of an older cooc has no checksums
         self._half = sql.SQL("halfvec({})").format(sql.Literal(dim))
-        self._warned = False
 
     def search(
         self, connection: Connection, queries: Vectors, k: int, where: Filter | None, exact: bool
-    ) -> list[list[Hit]]:
-        """For each query the best k, or all that there are, inside the transaction of the caller."""
+    ) -> tuple[list[list[Hit]], int]:
+        """For each query the best k, or all that there are, inside the transaction of the caller; how many others were
+        left out, for their vectors are damaged."""
         without: list[bytes] = []  # known for this search only: the next `cooc index` may mend them
         while True:
             found = self._search(connection, queries, k, where, exact, without)
             damaged = {name for hits in found for name, _, whole in hits if not whole}
             if not damaged:
-                return found
+                return found, len(without)
             without += damaged
-            if not self._warned:
-                self._warned = True
-                log.warning(
-                    "Pictures are not searched whose vectors are damaged, such as %s. The next `cooc index` describes "
-                    "them again.",
-                    min(damaged).hex(),
-                )
 
     def _search(
         self,

@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import psycopg
 from psycopg import sql
 
 from cooc.errors import InputError, StoreError
-from cooc.index.copying import copy_to_folder
+from cooc.index.checks import FEATURES_DAMAGED, VECTOR_DAMAGED, WRONG_ID, check_format, missing, moving
+from cooc.index.copying import copy_to_folder, intact_blocks
 from cooc.index.postgres import features, tables
 from cooc.index.postgres.connections import Address, Connection, Server
 from cooc.index.postgres.nearest import Nearest, drop_old_graphs
@@ -29,32 +29,16 @@ from cooc.index.records import (
     Record,
     StoreMeta,
     given_back,
-    id_bytes,
     long_ago,
     now,
     path_bytes,
     path_text,
+    show,
 )
-from cooc.index.store import (
-    FEATURES_DAMAGED,
-    PAGE,
-    Block,
-    Code,
-    FeatureCount,
-    SearchResult,
-    Store,
-    Vectors,
-    chosen_codes,
-    moving,
-    pages,
-)
-
-log = logging.getLogger("cooc")
+from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Vectors, pages
 
 DIMENSIONS = 16_000  # that pgvector holds
 PGVECTOR = (0, 8)  # has iterative scans
-
-_T = TypeVar("_T")
 
 
 def open_store(address: str, *, write: bool = False) -> PostgresStore:
@@ -105,7 +89,7 @@ class PostgresStore(Store):
     """`cooc.index.store.Store` in a schema of a database. Threads may share it."""
 
     def __init__(self, address: Address, *, write: bool = False) -> None:
-        self.address, self.shown = address, f"the index at {address.shown}"
+        self.address, self.shown = address, f"the index {address.place}"
         self._server = Server(address)
         try:
             self._format, self._meta = self._read_meta()
@@ -124,14 +108,12 @@ class PostgresStore(Store):
             row = connection.execute("SELECT format, json FROM meta").fetchone()
             engines = features.read_engines(connection)
         if row is None:
-            raise self._server.missing()
-        if row[0] > FORMAT:
-            found = f"The index at {self.address.shown} has format {row[0]}"
-            raise StoreError(f"{found}, and this cooc reads up to {FORMAT}: upgrade cooc.")
+            raise missing(self.address.place)
+        check_format(self.address.place, row[0])
         return row[0], replace(StoreMeta(**json.loads(row[1])), features=engines)
 
     def __len__(self) -> int:
-        return self._read(tables.read_state).images
+        return self._server.read(tables.read_state).images
 
     # changes
 
@@ -141,38 +123,33 @@ class PostgresStore(Store):
     def _add(self, connection: Connection, block: Block) -> int:
         records, vectors, codes = self._checked(block)
         latest = {path_bytes(one.path): row for row, one in enumerate(records)}
-        before = self._contents(connection, latest)
         chosen = [records[row] for row in latest.values()]
-        had = tables.drop(connection, list(latest), remember=False)
+        before = tables.drop(connection, list(latest))
+        had = {one.path: one.tags for one in before}
         tagged, used = given_back(chosen, tables.recall(connection, {one.sha256 for one in chosen}))
-        kept = [
-            replace(one, tags=one.tags | had.get(path, frozenset())) for path, one in zip(latest, tagged, strict=True)
-        ]
+        kept = [replace(one, tags=one.tags | had.get(one.path, frozenset())) for one in tagged]
         data = encoded(vectors[list(latest.values())])
         tables.insert(connection, kept, data, [checksum(one) for one in data])
         tables.forget(connection, used)
         connection.execute("DELETE FROM bad WHERE path = ANY(%s)", (list(latest),))
         if self.meta.features:
             features.put(connection, {one.sha256: codes[one.sha256] for one in kept if one.sha256 in codes})
-            features.drop_unused(connection, before)
+        self._drop_features(connection, before)
         return len(kept)
 
-    def _contents(self, connection: Connection, paths: Iterable[bytes]) -> list[bytes]:
-        """Of images whose features may be of no use after a change."""
-        if not self.meta.features:
-            return []
-        rows = connection.execute("SELECT sha256 FROM images WHERE path = ANY(%s)", (list(paths),), binary=True)
-        return [sha256 for (sha256,) in rows]
+    def _drop_features(self, connection: Connection, gone: Iterable[Forgotten]) -> None:
+        """Of these images, unless another one has that content."""
+        if self.meta.features:
+            features.drop_unused(connection, [bytes.fromhex(one.sha256) for one in gone])
 
     def remove(self, paths: Iterable[str]) -> int:
         names = [path_bytes(path) for path in paths]
 
         def work(connection: Connection) -> int:
-            contents = self._contents(connection, names)
-            count = len(tables.drop(connection, names, remember=True))
-            if contents:
-                features.drop_unused(connection, contents)
-            return count
+            gone = tables.drop(connection, names)
+            tables.keep(connection, gone)
+            self._drop_features(connection, gone)
+            return len(gone)
 
         return self._server.change(work)
 
@@ -186,12 +163,11 @@ class PostgresStore(Store):
                 binary=True,
             ).fetchall()
             moved = [replace(record(row[:-2]), path=wanted[row[0]]) for row in rows]
-            contents = self._contents(connection, [path_bytes(one.path) for one in moved])
-            tables.drop(connection, [row[0] for row in rows], remember=False)
-            tables.drop(connection, [path_bytes(one.path) for one in moved], remember=True)
+            tables.drop(connection, [row[0] for row in rows])
+            gone = tables.drop(connection, [path_bytes(one.path) for one in moved])
+            tables.keep(connection, gone)
             tables.insert(connection, moved, [row[-2] for row in rows], [row[-1] or checksum(row[-2]) for row in rows])
-            if contents:
-                features.drop_unused(connection, contents)
+            self._drop_features(connection, gone)
             return len(moved)
 
         return self._server.change(work)
@@ -258,15 +234,17 @@ class PostgresStore(Store):
     def records(
         self, where: Filter | None = None, after: str | None = None, limit: int | None = None
     ) -> Iterator[Record]:
-        condition, values = matching(where)
-
         def page(last: bytes, size: int) -> list[Record]:
-            return self._records(f"path > %s AND {condition} ORDER BY path LIMIT %s", last, *values, size)
+            condition, values = matching(where, last)
+            return self._records(f"{condition} ORDER BY path LIMIT %s", *values, size)
 
         return pages(page, after, limit)
 
     def bad_files(self) -> Iterator[BadFile]:
-        return pages(lambda last, size: self._read(lambda connection: tables.bad_page(connection, last, size)))
+        statement = "SELECT * FROM bad WHERE path > %s ORDER BY path LIMIT %s"
+        return pages(
+            lambda last, size: [BadFile(path_text(path), *rest) for path, *rest in self._rows(statement, last, size)]
+        )
 
     def notes(self) -> dict[str, Any]:
         rows = self._rows("SELECT name, json FROM notes") if self._format >= 3 else []
@@ -291,7 +269,7 @@ class PostgresStore(Store):
         return {name.hex(): (path_text(path), vectors.get(name)) for name, path, *_ in found}
 
     def _codes(self, ids: set[bytes]) -> list[Code]:
-        return self._read(lambda connection: features.read(connection, ids))
+        return self._server.read(lambda connection: features.read(connection, ids))
 
     def without_features(self, *, check: bool = False) -> Iterator[Record]:
         if not self.meta.features:
@@ -303,14 +281,15 @@ class PostgresStore(Store):
             yield from self._records(f"sha256 IN (SELECT sha256 FROM features WHERE {features.DAMAGED}) ORDER BY path")
 
     def _count_features(self) -> FeatureCount:
-        return self._read(features.count)
+        return self._server.read(features.count)
 
     def _search(self, queries: Vectors, k: int, where: Filter | None, exact: bool | None) -> SearchResult:
         def work(connection: Connection) -> Any:
             with connection.transaction():
                 return self._nearest.search(connection, queries, k, where, bool(exact))
 
-        found = self._read(work)
+        found, damaged = self._server.read(work)
+        self._left_out(damaged)
         scores = np.array([[-distance for _, distance, _ in hits] for hits in found], np.float32)
         width = len(found[0]) if found else 0
         return SearchResult(scores.reshape(len(found), width), [[name.hex() for name, *_ in hits] for hits in found])
@@ -319,34 +298,13 @@ class PostgresStore(Store):
 
     def snapshot(self, dest: str) -> None:
         """An index in a folder, for the embedded engine."""
-        kept = "checksum" if self._format >= 3 else "NULL"
-
-        def images(connection: Connection) -> Iterator[Block]:
-            statement = (
-                f"SELECT {RECORD}, vector, {kept} FROM images JOIN vectors USING (id) WHERE path > %s"
-                " ORDER BY path LIMIT %s"
-            )
-            last = b""
-            while rows := connection.execute(statement, (last, PAGE), binary=True).fetchall():
-                last = rows[-1][0]
-                good = [row for row in rows if whole(row[-2], row[-1])]
-                for row in rows if len(good) < len(rows) else ():
-                    if not whole(row[-2], row[-1]):
-                        log.warning("%s is not copied: its vector is damaged.", _shown(row[0]))
-                records = [record(row[:-2]) for row in good]
-                names = [one.id for one in records]
-                found = features.read(connection, map(id_bytes, names)) if self.meta.features else ()
-                yield Block(records, decoded([row[-2] for row in good], self.meta.dim), chosen_codes(names, found))
-
-        with self._server.explained(), self._server.connect() as connection, connection.transaction():
-            bad = pages(lambda last, size: tables.bad_page(connection, last, size))
-            copy_to_folder(dest, self, images(connection), bad)
+        with self._server.one_state():
+            copy_to_folder(dest, self, intact_blocks(self, features=True), self.bad_files())
 
     def _problems(self) -> list[str]:
-        return self._read(self._problems_seen)
+        return self._server.read(self._problems_seen)
 
     def _problems_seen(self, connection: Connection) -> list[str]:
-        again = "the next `cooc index` describes the picture again"
         harmed = f"NOT {WHOLE} OR " if self._format >= 3 else ""
         with connection.transaction():
             expected, problems = tables.read_state(connection).images, list[str]()
@@ -355,23 +313,21 @@ class PostgresStore(Store):
                 if count != expected:
                     problems.append(f"{count} {table} are kept, {expected} are expected")
             checks = {
-                f"there is no vector; {again}": "vectors.id IS NULL",
-                f"the vector is damaged; {again}": f"{harmed}NOT abs(vector_norm(vector) - 1) <= 1e-3",
-                "the id does not fit content and path; remove the image and index it again": (
-                    "id <> substr(sha256(sha256 || path), 1, 16)"
-                ),
+                "there is no vector; the next `cooc index` describes the picture again": "vectors.id IS NULL",
+                VECTOR_DAMAGED: f"{harmed}NOT abs(vector_norm(vector) - 1) <= 1e-3",
+                WRONG_ID: "id <> substr(sha256(sha256 || path), 1, 16)",
             }
             for problem, condition in checks.items():
                 rows = connection.execute(
                     f"SELECT path FROM images LEFT JOIN vectors USING (id) WHERE {condition} ORDER BY path", binary=True
                 )
-                problems += [f"{_shown(path)}: {problem}" for (path,) in rows]
+                problems += [f"{show(path)}: {problem}" for (path,) in rows]
             lost = "SELECT id FROM vectors WHERE NOT EXISTS (SELECT FROM images WHERE images.id = vectors.id)"
             problems += [f"vectors: {name.hex()} belongs to no image" for (name,) in connection.execute(lost)]
             if self.meta.features:
                 harmed = f"SELECT path FROM images JOIN features USING (sha256) WHERE {features.DAMAGED} ORDER BY path"
                 rows = connection.execute(harmed, binary=True)
-                problems += [f"{_shown(path)}: {FEATURES_DAMAGED}" for (path,) in rows]
+                problems += [f"{show(path)}: {FEATURES_DAMAGED}" for (path,) in rows]
             return problems
 
     def compact(self) -> None:
@@ -396,18 +352,11 @@ class PostgresStore(Store):
 
     # how it works
 
-    def _read(self, work: Callable[[Connection], _T]) -> _T:
-        return self._server.read(work)
-
     def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        return self._read(lambda connection: connection.execute(statement, values, binary=True).fetchall())
+        return self._server.read(lambda connection: connection.execute(statement, values, binary=True).fetchall())
 
     def _records(self, condition: str, *values: object) -> list[Record]:
         return [record(row) for row in self._rows(f"SELECT {RECORD} FROM images WHERE {condition}", *values)]
-
-
-def _shown(path: bytes) -> str:
-    return path.decode("utf-8", "backslashreplace")
 
 
 def _text(reason: str) -> str:

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from psycopg import sql
 
 from cooc.index.postgres.connections import Connection
-from cooc.index.records import FORMAT, BadFile, Filter, Forgotten, Record, id_bytes, now, path_bytes, path_text
+from cooc.index.records import FORMAT, Forgotten, Record, id_bytes, in_sql, now, path_bytes, path_text
 from cooc.index.store import Vectors
 
 INLINE_DIMENSIONS = 2000  # of a vector that is kept in the row itself
@@ -99,29 +100,7 @@ def forgotten(row: tuple[Any, ...]) -> Forgotten:
     return Forgotten(sha256.hex(), path_text(path), frozenset(tags), removed)
 
 
-def matching(where: Filter | None) -> tuple[str, list[object]]:
-    """`Filter.matches` in SQL. A tilde is after everything that a date holds, "0" right after "/"."""
-    clauses, values = ["TRUE"], list[object]()
-    if where is not None and where.folder:
-        clauses.append("path >= %s AND path < %s")
-        values += [where.folder, where.folder[:-1] + b"0"]
-    if where is not None and where.taken_from is not None:
-        clauses.append("taken >= %s")
-        values.append(where.taken_from)
-    if where is not None and where.taken_to is not None:
-        clauses.append("taken < %s")
-        values.append(where.taken_to + "~")
-    if where is not None and where.tags:
-        clauses.append("tags @> %s::text[]")
-        values.append(sorted(where.tags))
-    return " AND ".join(clauses), values
-
-
-def bad_page(connection: Connection, last: bytes, size: int) -> list[BadFile]:
-    statement = "SELECT * FROM bad WHERE path > %s ORDER BY path LIMIT %s"
-    rows = connection.execute(statement, (last, size), binary=True)
-    return [BadFile(path_text(path), *rest) for path, *rest in rows]
-
+matching = partial(in_sql, value="%s", tagged="tags @> ARRAY[%s]")
 
 # vectors, in pgvector's binary format: dimensions and zero, two bytes each, then the values, all big-endian
 
@@ -148,22 +127,22 @@ def encoded(vectors: Vectors) -> list[bytes]:
 # changes
 
 
-def drop(connection: Connection, paths: list[bytes], *, remember: bool) -> dict[bytes, frozenset[str]]:
-    """Remove images; return the tags of those that there were. To `remember` is to keep these by content."""
+def drop(connection: Connection, paths: list[bytes]) -> list[Forgotten]:
+    """Remove images; what there is to `keep` of those that there were."""
     rows = connection.execute(
         "DELETE FROM images WHERE path = ANY(%s) RETURNING id, sha256, path, tags", (paths,), binary=True
     ).fetchall()
     if rows:
         connection.execute("DELETE FROM vectors WHERE id = ANY(%s)", ([row[0] for row in rows],))
         connection.execute("UPDATE state SET images = images - %(n)s, removed = removed + %(n)s", {"n": len(rows)})
-    if remember:
-        time = now()
-        keep(connection, [forgotten((*row[1:], time)) for row in rows if row[3]])
-    return {path: frozenset(tags) for *_, path, tags in rows}
+    time = now()
+    return [forgotten((*row[1:], time)) for row in rows]
 
 
-def keep(connection: Connection, tags: Iterable[Forgotten]) -> None:
-    rows = [(bytes.fromhex(one.sha256), path_bytes(one.path), sorted(one.tags), one.removed) for one in tags]
+def keep(connection: Connection, gone: Iterable[Forgotten]) -> None:
+    """The tags of images, by content, where they had any."""
+    tagged = (one for one in gone if one.tags)
+    rows = [(bytes.fromhex(one.sha256), path_bytes(one.path), sorted(one.tags), one.removed) for one in tagged]
     with connection.cursor() as cursor:
         cursor.executemany(
             "INSERT INTO forgotten VALUES (%s, %s, %s::text[], %s) ON CONFLICT (sha256, path)"

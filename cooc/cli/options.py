@@ -1,0 +1,45 @@
+"""Options that several commands have, each said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT = "paper-linear"  # the recipe of commands that show the paper; a new index has a quality instead
+
+Index = Annotated[
+    str,
+    typer.Option(
+        "--index",
+        metavar="INDEX",
+        help="A folder, postgresql://... or milvus://... [default: $COOC_INDEX, or the nearest folder .cooc]",
+    ),
+]
+Recipe = Annotated[str, typer.Option("--recipe", "-r", help="A name from `cooc recipes`, with +changes.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+Workers = Annotated[int | None, typer.Option(min=0, help="Decoding processes; 0 is threads. [default: as fits]")]
+Prune = Annotated[bool, typer.Option("--prune", help="Pictures of empty or missing folders are gone for good.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but problems.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Events = Annotated[bool, typer.Option("--json", help="One line of JSON for each event.")]
+
+Folder = Annotated[str, typer.Option("--folder", metavar="PREFIX", help="Only pictures below this folder.")]
+Verify = Annotated[
+    bool | None,
+    typer.Option("--verify/--no-verify", help="Check by geometry. [default: if the index has features]"),
+]
+
+# of benchmarks
+Data = Annotated[Path, typer.Option(help="Folder below which known datasets lie.")]
+Cache = Annotated[Path, typer.Option(help="Where raw vectors are kept between runs.")]
+Vectors = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[NAME=]DATABASE.npy,QUERIES.npy", help="Your own vectors, (N, D) and (Q, D). Repeatable."),
+]
+Rankings = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[NAME=]RANKINGS.npy", help="Your own rankings, (Q, k) rows of the database. Repeatable."),
+]
