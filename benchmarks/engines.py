@@ -101,11 +101,11 @@ def _onnxruntime_int8(job: Job) -> Call:
 
 
 def _openvino(job: Job, precision: str = "f32", int8: bool = False) -> Call:
-    import openvino  # type: ignore[import-not-found,unused-ignore]
+    import openvino  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     model = openvino.convert_model(job.network, example_input=job.example.contiguous(), input=[1, 3, -1, -1])
     if int8:
-        import nncf  # type: ignore[import-not-found,unused-ignore]
+        import nncf  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         photos = [photo.contiguous().numpy() for photo in job.photos or [job.example]]
         model = nncf.quantize(model, nncf.Dataset(photos), subset_size=len(photos))
