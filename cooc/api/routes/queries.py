@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, model_validator
@@ -72,7 +72,7 @@ class BatchOut(Out):
 @router.get("/search/words")
 async def search_by_words(services: Shared, words: Annotated[Words, Query()]) -> ResultsOut:
     """The pictures that words describe best, where the index was made with a model for it (`cooc index --text`)."""
-    options = {"where": words.filter(), "min_score": words.min_score, "offset": words.offset}
+    options: dict[str, Any] = {"where": words.filter(), "min_score": words.min_score, "offset": words.offset}
     found = await services.describing.run(partial(services.search.search_text, words.text, words.k, **options))
     return ResultsOut.of(found, words)
 
