@@ -62,7 +62,7 @@ export function groupDivider({ pictures, name }, onRest) {
   const button = Object.assign(document.createElement("button"), { type: "button", textContent: "Select the rest" });
   button.setAttribute("aria-label", `Select the rest of the copies of ${name}`);
   button.addEventListener("click", onRest);
-  return divider(`${pictures.length} copies`, button);
+  return divider(`${pictures.length} pictures`, button);
 }
 
 export function waitingCard(_, i) {

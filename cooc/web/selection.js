@@ -148,7 +148,7 @@ export class Selection {
       const ids = [...this.ids];
       const { changed } = await call("images/remove", post({ ids, files }));
       this.set([]);
-      this.onRemoved(new Set(ids), `${changed} removed${files ? ", and their files deleted" : ""}.`);
+      this.onRemoved(new Set(ids), `${changed} removed${files ? ", their files deleted" : ""}.`);
     });
   }
 

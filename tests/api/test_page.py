@@ -315,7 +315,7 @@ def test_pictures_are_added_and_removed(visit: Visit, search: ImageSearch, look:
     remove.click()
     dialog.get_by_label("Delete the files, too").check()
     dialog.get_by_role("button", name="Remove").click()
-    expect(page.locator("#summary")).to_have_text("1 removed, and their files deleted.")
+    expect(page.locator("#summary")).to_have_text("1 removed, their files deleted.")
     assert not (search.root / "new/c.png").exists()
 
 
