@@ -83,9 +83,24 @@ class Results(TypedDict):
     uploads: list[str]
 
 
+class Answer(TypedDict):
+    results: Results | None
+    problem: str | None
+
+
+class Copy(Picture):
+    bytes: int
+
+
+class Group(TypedDict):
+    pictures: list[Copy]
+    keep: str
+    why: str
+
+
 class Groups(TypedDict):
-    groups: list[list[Picture]]
-    complete: bool
+    groups: list[Group]
+    next_offset: int | None
 
 
 class Status(TypedDict):
@@ -99,6 +114,7 @@ class Status(TypedDict):
     with_features: int
     folders: list[str]
     writable: bool
+    words: bool
     urls: bool
     keep_seconds: float
     version: str
@@ -141,16 +157,31 @@ class Where(TypedDict, total=False):
     tag: Sequence[str]
 
 
-class Options(Where, total=False):
-    """How to search: see SearchOptions in the server's /docs."""
+class Portion(Where, total=False):
+    """How many results, from where on."""
 
     k: int
     offset: int
+    min_score: float
+
+
+class Options(Portion, total=False):
+    """How to search: see SearchOptions in the server's /docs."""
+
     expand: Literal["none", "average", "alpha"]
     rerank: Literal["none", "k-reciprocal", "diffusion", "superglobal"]
     augment: bool
-    min_score: float
     verify: bool
+
+
+class Query(TypedDict, total=False):
+    """One of a batch: one of id, vector, url and upload (one of `uploads`, while it is kept), and a box if need be."""
+
+    id: str
+    vector: Sequence[float]
+    url: str
+    upload: str
+    box: Box
 
 
 class Client:
@@ -195,9 +226,21 @@ class Client:
         body = {"url": url} | ({"box": _corners(box)} if box else {})
         return cast(Results, self._json("POST", "search/url", dict(options), body=body))
 
-    def duplicates(self, threshold: float | None = None, limit: int = 50, **where: Unpack[Where]) -> Groups:
-        """Groups of copies."""
-        query = dict(where) | {"limit": limit} | ({} if threshold is None else {"threshold": threshold})
+    def search_text(self, text: str, **options: Unpack[Portion]) -> Results:
+        """By words, where the index knows any (`cooc index --text`)."""
+        return cast(Results, self._json("GET", "search/words", dict(options) | {"text": text}))
+
+    def search_batch(self, queries: Iterable[Query], **options: Unpack[Options]) -> list[Answer]:
+        """An answer for each of several queries; one that is wrong does not stop the others."""
+        body = {"queries": [one | ({"box": _corners(one["box"])} if "box" in one else {}) for one in queries]}
+        return cast(list[Answer], self._json("POST", "search/batch", dict(options), body=body)["answers"])
+
+    def duplicates(
+        self, threshold: float | None = None, limit: int = 20, offset: int = 0, **where: Unpack[Where]
+    ) -> Groups:
+        """Groups of copies, and which one of each to keep. The first time takes long: be patient (`timeout`)."""
+        query = dict(where) | {"limit": limit, "offset": offset}
+        query |= {} if threshold is None else {"threshold": threshold}
         return cast(Groups, self._json("GET", "near-duplicates", query))
 
     def pictures(self, limit: int = 200, **where: Unpack[Where]) -> Iterator[Picture]:
@@ -224,6 +267,14 @@ class Client:
     def zip(self, ids: Iterable[str]) -> bytes:
         """Files as one ZIP."""
         return self._bytes("POST", "images/zip", body={"ids": list(ids)})
+
+    def export(self, format: Literal["npy", "parquet"] = "npy", **where: Unpack[Where]) -> bytes:
+        """Vectors and records: a ZIP of vectors.npy and vectors.jsonl, or a Parquet file."""
+        return self._bytes("GET", "export", dict(where) | {"format": format})
+
+    def folders(self, below: str = "") -> dict[str, int]:
+        """Folders directly below one, and how many pictures each has with all below it."""
+        return {one["path"]: one["pictures"] for one in self._json("GET", "folders", {"below": below})["folders"]}
 
     def tags(self) -> dict[str, int]:
         """Tags, and how many pictures have each."""

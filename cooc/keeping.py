@@ -10,15 +10,14 @@ pixels); sharper; knows when it was taken; has tags; less compressed; first by n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-import cv2
-import numpy as np
-
-from cooc.errors import CoocError
+from cooc.errors import ImageError
 from cooc.index.records import Record
 from cooc.pictures import Collection
-from cooc.pictures.decode import load_image
+from cooc.pictures.decode import Picture
+from cooc.pictures.sharpness import sharpness
 
 LONGEST = 4096  # pixels, at which copies are compared; of two that are larger, the larger has more to see
 AS_LARGE, AS_SHARP, AS_HEAVY = 0.98, 0.85, 0.98  # of the best: what counts as equal
@@ -33,8 +32,15 @@ class Choice:
     unread: frozenset[str]  # paths of those that could not be read now
 
 
-def choose(group: Sequence[Record], collection: Collection) -> Choice:
-    sharp = _sharpness(group, collection)
+def choose(
+    group: Sequence[Record], collection: Collection, look: Callable[[Picture, int], float] = sharpness
+) -> Choice:
+    """`look`: how sharp a picture is at a size; for who decodes in another process."""
+    side = min(LONGEST, max(max(record.width, record.height) for record in group))
+    sharp = dict[str, float]()
+    for record in group:
+        with suppress(ImageError):
+            sharp[record.path] = look(collection.picture(record.entry), side)
 
     def pixels(record: Record) -> int:
         return record.width * record.height
@@ -69,20 +75,3 @@ def choose(group: Sequence[Record], collection: Collection) -> Choice:
             break
     rest = tuple(record for record in group if record is not left[0])
     return Choice(left[0], rest, why, frozenset(record.path for record in group if record.path not in sharp))
-
-
-def _sharpness(group: Sequence[Record], collection: Collection) -> dict[str, float]:
-    """By path: how much changes from pixel to pixel, with all brought to the longest side that one of them has."""
-    side = min(LONGEST, max(max(record.width, record.height) for record in group))
-    found = {}
-    for record in group:
-        try:
-            pixels = load_image(collection.picture(record.entry), size=side)
-        except CoocError:
-            continue
-        scale = side / max(pixels.shape[:2])
-        grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
-        if scale > 1:
-            grey = cv2.resize(grey, None, fx=scale, fy=scale, interpolation=cv2.INTER_CUBIC)
-        found[record.path] = float(np.var(cv2.Laplacian(grey, cv2.CV_32F)))
-    return found

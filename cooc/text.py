@@ -1,7 +1,7 @@
 """Pictures by words: a second space beside an index, of a CLIP- or SigLIP-like model that the user brings (open_clip).
 
-    update(search, "ViT-B-32=weights.safetensors")          # or a folder, as open_clip publishes its models
-    find(search, "a red car", Options(k=20))                # Results, as of any other search
+    update(index, store, collection, "ViT-B-32=weights.safetensors")    # or a folder, as open_clip publishes its models
+    find(index, store, "a red car", Options(k=20))                      # Results, as of any other search
 
 The vectors lie in the index's own folder, `text/`, an index of its own with the same pictures: what the first one
 knows, the second follows. cooc has no such model, fetches none, and has measured none.
@@ -9,11 +9,13 @@ knows, the second follows. cooc has no such model, fetches none, and has measure
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import os
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ from cooc.errors import CoocError, InputError, StoreMissingError, UnknownNameErr
 from cooc.files import file_hash
 from cooc.index import create_store, is_folder, open_store
 from cooc.index.engine import Here
-from cooc.index.records import StoreMeta
+from cooc.index.records import Filter, StoreMeta
 from cooc.index.report import Progress, Report
 from cooc.index.shortlist import Options, Results, find_matches
 from cooc.index.store import Store
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 PLACE = "text"  # in the folder of an index
 LONGEST = 1024  # pixels, to which pictures are reduced before the model's own preprocessing
 BATCH = 16
+MOST = 10_000  # results among which those with a tag are
 WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # in a folder
 INSTALL = (
     "To search by words, install open_clip beside the torch that is there (pip install --no-deps open_clip_torch "
@@ -135,7 +138,7 @@ def update(
     """
     if given and not is_folder(index):
         raise InputError(f"Words are for an index in a folder, not for {index}.")
-    if not given and not (is_folder(index) and (Path(index) / PLACE).is_dir()):
+    if not given and not knows_words(index):
         return None
     with _space(Path(index) / PLACE, given, device, store.meta.cooc_version) as words:
         known = {record.path: record.sha256 for record in words.records()}
@@ -150,13 +153,28 @@ def update(
         return report
 
 
-def find(index: str, text: str, options: Options, *, device: str = "auto") -> Results:
-    """The pictures that words describe best."""
+def knows_words(index: str) -> bool:
+    return is_folder(index) and (Path(index) / PLACE).is_dir()
+
+
+def find(index: str, store: Store, text: str, options: Options, *, device: str = "auto") -> Results:
+    """The pictures of an index that words describe best. The second space knows neither their tags nor what was
+    removed since it was made: the index does."""
     started = time.monotonic()
-    if not (is_folder(index) and (Path(index) / PLACE).is_dir()):
-        raise InputError(f"There is no file {text!r}, and this index knows no words. {INSTALL}")
+    if not knows_words(index):
+        raise InputError(f"This index knows no words. {INSTALL}")
+    where = options.where or Filter()
+    wanted = replace(options, where=replace(where, tags=frozenset()))
+    if where.tags:  # any of them may be the ones
+        wanted = replace(wanted, k=MOST, offset=0)
     with open_store(Path(index) / PLACE) as words:
-        return find_matches(words, _model_of(words, device).words(text), options, started=started)
+        found = find_matches(words, _model_of(words, device).words(text), wanted, started=started)
+    records = store.get([match.id for match in found.matches])
+    pairs = zip(found.matches, records, strict=True)
+    matches = [replace(match, record=record) for match, record in pairs if record and where.tags <= record.tags]
+    if where.tags:
+        matches = matches[options.offset : options.offset + options.k]
+    return replace(found, matches=matches)
 
 
 def _space(folder: Path, given: str, device: str, version: str) -> Store:
@@ -182,12 +200,20 @@ def _space(folder: Path, given: str, device: str, version: str) -> Store:
 
 
 def _model_of(words: Store, device: str) -> Model:
-    model = Model(words.meta.config["given"], device)
+    given = words.meta.config["given"]
+    file = _files(given)[1]
+    model = _loaded(given, device, file.stat().st_mtime_ns if file.is_file() else 0)
     if model.fingerprint != words.meta.weights_hash:
         raise InputError(
             f"{model.file} is not what it was when the pictures were described. Bring it back, or remove the words."
         )
     return model
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(given: str, device: str, changed: int) -> Model:
+    """A process that stays (a server) loads a model once, until its file is `changed`."""
+    return Model(given, device)
 
 
 def _files(given: str) -> tuple[str, Path]:

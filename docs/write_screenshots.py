@@ -1,4 +1,4 @@
-"""Take docs/images/{page,why,browse,phone}.jpg: the real page, in a real browser, over photographs that may be shown.
+"""Take docs/images/{page,why,browse,copies,phone}.jpg: the real page, in a real browser, over photographs that may be shown.
 
     python docs/write_screenshots.py        needs the extra `dev` and chromium; a few minutes without a GPU
 
@@ -46,6 +46,9 @@ def main() -> None:
                 take(page, query)
                 page.goto(address)
                 browse(page)
+                page.goto(f"{address}/#copies=1")
+                page.reload()
+                copies(page)
                 hand = browser.new_context(**playwright.devices["Pixel 7"], color_scheme="dark").new_page()
                 hand.goto(address)
                 phone(hand, query)
@@ -98,6 +101,13 @@ def browse(page: Page) -> None:
     page.get_by_role("button", name="Tag", exact=True).hover()
     page.evaluate("scrollTo(0, 420)")  # to the names
     shoot(page, "browse")
+
+
+def copies(page: Page) -> None:
+    """Groups of copies, the rest of the first selected."""
+    page.wait_for_selector("#grid:not([aria-busy]) .divider")
+    page.locator(".divider button").first.click()
+    shoot(page, "copies")
 
 
 def phone(page: Page, query: bytes) -> None:

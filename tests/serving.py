@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import numpy as np
 import skimage.data
 import uvicorn
@@ -23,6 +24,7 @@ from cooc.image_search import ImageSearch
 from cooc.index.calibration import Calibration
 from cooc.recipes import find_recipe
 
+Start = Callable[..., httpx.Client]  # starts a server with other settings: see tests/api/conftest.py
 RECIPE = "paper-linear+backbone=efficientnet-lite0+raw+size=128+dtype=float32"
 PHOTOS = {
     "animals/cat": (skimage.data.chelsea, "2019:05:04 10:00:00"),

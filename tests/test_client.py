@@ -75,8 +75,18 @@ def test_questions(server: Client, tmp_path: Path) -> None:
     assert id not in {match["id"] for match in server.similar(id, expand="average")["matches"]}
     assert server.similar(id, box=(0, 0, 60, 60), k=1, taken_to="2019")["matches"][0]["path"].startswith("animals/")
     groups = server.duplicates(0.7, folder="space")
-    assert groups["complete"]
-    assert all(one["path"].startswith("space/") for group in groups["groups"] for one in group)
+    assert groups["next_offset"] is None
+    assert all(one["path"].startswith("space/") for group in groups["groups"] for one in group["pictures"])
+    assert server.folders() == {"animals": 3, "people": 3, "space": 6, "things": 6}
+    good, wrong = server.search_batch([{"id": id, "box": (0, 0, 60, 60)}, {"id": "0" * 32}], k=1, taken_to="2019")
+    assert good["results"] is not None
+    assert good["results"]["matches"] == server.similar(id, (0, 0, 60, 60), k=1, taken_to="2019")["matches"]
+    assert wrong["results"] is None
+    assert "no such picture" in str(wrong["problem"])
+    with zipfile.ZipFile(io.BytesIO(server.export(folder="space"))) as packed:
+        assert len(packed.read("vectors.jsonl").splitlines()) == 1 + 6
+    with pytest.raises(ServerError, match="--text"):
+        server.search_text("a red car")
 
 
 def test_pictures(server: Client) -> None:
@@ -192,6 +202,9 @@ SHAPES = {
     client.Agreement: "AgreementOut",
     client.Match: "MatchOut",
     client.Results: "ResultsOut",
+    client.Answer: "Answer",
+    client.Copy: "CopyOut",
+    client.Group: "GroupOut",
     client.Groups: "GroupsOut",
     client.Status: "StatusOut",
     client.FileProblem: "FileProblem",
@@ -235,7 +248,8 @@ def test_what_is_sent_is_what_the_schema_takes(app: FastAPI, monkeypatch: pytest
         self: Client, method: str, path: str, query: Any = None, *, body: Any = None, parts: Any = None
     ) -> bytes:
         sent.append((method, path, query or {}, body or {part[0]: part[1] for part in parts or []}))
-        page = {"pictures": [], "next_after": None, "tags": [], "changed": 0, "state": "idle"}
+        page = {"pictures": [], "next_after": None, "tags": [], "changed": 0, "state": "idle", "folders": []}
+        page |= {"answers": []}
         return json.dumps(page).encode()
 
     monkeypatch.setattr(Client, "_bytes", bytes_)
@@ -244,17 +258,22 @@ def test_what_is_sent_is_what_the_schema_takes(app: FastAPI, monkeypatch: pytest
     how: client.Options = {
         "k": 5, "offset": 5, "expand": "alpha", "rerank": "diffusion", "augment": True, "min_score": 0.1, "verify": True
     }  # fmt: skip
+    few: client.Portion = {"k": 5, "offset": 5, "min_score": 0.1}
     a.status()
     a.search(b"data", box, **where, **how)
     a.similar(b, box, **where, **how)
     a.search_vector([1.0], **where, **how)
     a.search_url("http://example.org/a.jpg", box, **where, **how)
-    a.duplicates(0.9, 9, **where)
+    a.search_text("a red car", **where, **few)
+    a.search_batch([{"id": b, "box": box}], **where, **how)
+    a.duplicates(0.9, 9, 9, **where)
     list(a.pictures(9, **where))
     a.picture(b)
     a.file(b)
     a.thumbnail(b, 640)
     a.zip([b])
+    a.export("parquet", **where)
+    a.folders("f")
     a.tags()
     a.add([__file__], "f")
     a.tag([b], ["x"], ["y"])

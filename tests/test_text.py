@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from cooc.api import Settings, create_app
 from cooc.errors import InputError, UnknownNameError
-from cooc.index.shortlist import Options
-from cooc.text import Model, are_words, find, update
+from cooc.image_search import ImageSearch
+from cooc.index.records import Filter
+from cooc.index.shortlist import Options, Results
+from cooc.text import Model, _loaded, are_words, find, update
 from tests.shell import Shell
 from tests.tiny import open_index, write_photos
 
@@ -61,8 +66,13 @@ def describe_for_words(photos: Path, given: object = "") -> Any:
         return update(search.index_path, search.store, search.collection, str(given), device="cpu")
 
 
+def ask(photos: Path, text: str, **options: Any) -> Results:
+    with open_index(photos / ".cooc") as search:
+        return find(search.index_path, search.store, text, Options(**options), device="cpu")
+
+
 def names(photos: Path, text: str, **options: Any) -> list[str]:
-    return [match.path for match in find(str(photos / ".cooc"), text, Options(**options), device="cpu").matches]
+    return [match.path for match in ask(photos, text, **options).matches]
 
 
 def test_vectors_are_open_clips_own(model: Path, photos: Path) -> None:
@@ -78,7 +88,7 @@ def test_vectors_are_open_clips_own(model: Path, photos: Path) -> None:
         files = sorted(photos.glob("*.jpg"))
         rows = [network.encode_image(prepare(Image.open(file))[None], normalize=True)[0] for file in files]
         scores = (torch.stack(rows) @ text).numpy()
-    found = find(str(photos / ".cooc"), "a red car", Options(k=6), device="cpu")
+    found = ask(photos, "a red car", k=6)
     assert [match.path for match in found.matches] == [files[n].name for n in np.argsort(-scores)]
     np.testing.assert_allclose([match.score for match in found.matches], np.sort(scores)[::-1], atol=1e-5)
 
@@ -96,6 +106,48 @@ def test_it_follows_the_index(model: Path, photos: Path) -> None:
     assert (report.described, report.moved, report.removed) == (2, 1, 1)
     assert set(names(photos, "anything", k=50)) == wanted
     assert describe_for_words(photos).described == 0
+
+
+def test_tags_and_removal_are_those_of_the_index(model: Path, photos: Path) -> None:
+    describe_for_words(photos, model)
+    best, second, third, *others = names(photos, "a red car", k=6)
+    with open_index(photos / ".cooc") as search:
+        search.tag([best, third, others[0]], add="mine")
+        search.remove([best])
+    mine = Filter(tags=frozenset({"mine"}))
+    assert names(photos, "a red car", k=6) == [second, third, *others]
+    assert names(photos, "a red car", where=mine) == [third, others[0]]
+    assert names(photos, "a red car", where=mine, k=1, offset=1) == [others[0]]
+
+
+def test_the_api(model: Path, photos: Path) -> None:
+    """The same pictures, page by page; the model is loaded once. Without one it is said what to do."""
+
+    async def words(search: ImageSearch, *pages: dict[str, Any]) -> list[httpx.Response]:
+        app = create_app(search, Settings(rate=0))
+        transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 50_000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost/api/v1") as client:
+            answers = [await client.get("status")]
+            for page in pages:
+                answers.append(await client.get("search/words", params={"text": "a red car", **page}))
+        app.state.services.close()
+        return answers
+
+    with open_index(photos / ".cooc") as search:
+        status, refused = asyncio.run(words(search, {}))
+    assert not status.json()["words"]
+    assert refused.status_code == 422
+    assert "open_clip_torch" in refused.json()["detail"]
+    describe_for_words(photos, model)
+    wanted = ask(photos, "a red car", k=6)
+    _loaded.cache_clear()
+    with open_index(photos / ".cooc") as search:
+        status, first, second = asyncio.run(words(search, {"k": 4}, {"k": 4, "offset": 4}))
+    assert status.json()["words"]
+    assert (first.json()["next_offset"], second.json()["next_offset"]) == (4, None)
+    found = first.json()["matches"] + second.json()["matches"]
+    assert [one["id"] for one in found] == [match.id for match in wanted.matches]
+    assert _loaded.cache_info().misses == 1
 
 
 def test_another_model_is_refused(model: Path, photos: Path, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ pictures.py     files of the index, and small versions of them
 archive.py      files of the index as one ZIP
 uploads.py      queries that were sent, kept for a while
 overview.py     how many pictures each folder, tag and month has
+copies.py       groups of copies, and which one of each to keep
+kept.py         what is found out of the whole index, kept until that changes
 receiving.py    pictures that clients add to the collection
 writing.py      who may change the index, where, and the opening of it that changes share
 indexing.py     one indexing run at a time, with its progress

@@ -1,22 +1,13 @@
-"""How many pictures each folder, tag and month has: what a person chooses from.
-
-One pass over the records (150,000 in a second) counts them all, and is kept until the index has changed.
-"""
+"""How many pictures each folder, tag and month has: what a person chooses from."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from cooc.api.writing import Writer
 from cooc.image_search import ImageSearch
 
-__all__ = ["Counts", "Overview"]
-
-FRESH = 10.0  # seconds for which counts are used in any case: another process may change tags
-RARELY = 50  # counting takes at most one part in so many of the time
+__all__ = ["Counts"]
 
 
 @dataclass
@@ -27,14 +18,12 @@ class Counts:
 
     @classmethod
     def of(cls, search: ImageSearch) -> Counts:
-        counts = cls()
-        for record in search.store.records():
-            folder = record.path
-            while "/" in folder:
+        found = search.store.tally()
+        counts = cls(tags=found.tags, months=found.months)
+        for folder, count in found.folders.items():
+            while folder:
+                counts.folders[folder] += count
                 folder = folder.rpartition("/")[0]
-                counts.folders[folder] += 1
-            counts.tags.update(record.tags)
-            counts.months[(record.taken or "")[:7]] += 1
         return counts
 
     def below(self, parent: str) -> dict[str, int]:
@@ -45,22 +34,3 @@ class Counts:
             for name in sorted(self.folders)
             if name.startswith(start) and "/" not in name[len(start) :]
         }
-
-
-class Overview:
-    def __init__(self, search: ImageSearch, writer: Writer) -> None:
-        self.search, self.writer = search, writer
-        self._lock = threading.Lock()
-        self._counts = Counts()
-        self._state: tuple[int, int] | None = None
-        self._until = 0.0
-
-    def __call__(self) -> Counts:
-        with self._lock:  # who comes meanwhile waits for the same pass
-            state = (self.writer.changes, len(self.search.store))
-            if state != self._state or time.monotonic() > self._until:
-                started = time.monotonic()
-                self._counts, self._state = Counts.of(self.search), state
-                took = time.monotonic() - started
-                self._until = time.monotonic() + max(FRESH, RARELY * took)
-            return self._counts

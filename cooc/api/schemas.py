@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cooc.explanation.shares import Explanation, Shares
 from cooc.index.records import Filter, Record
 from cooc.index.shortlist import Match, Results
+from cooc.keeping import Choice
 from cooc.pictures.boxes import Box
 from cooc.verification.agreement import Agreement
 from cooc.verification.probability import same_thing
@@ -73,15 +74,22 @@ class Where(BaseModel):
         return None if where == Filter() else where
 
 
-class SearchOptions(Where):
+class Portion(Where):
     k: int = Field(default=20, ge=1, le=200, description="Results in one answer.")
     offset: int = Field(
         default=0, ge=0, le=DEEPEST, description="Results before them: `next_offset` of the last answer."
     )
+    min_score: float | None = Field(default=None, ge=-1, le=1, description="Leave out what is less similar.")
+
+
+class Words(Portion):
+    text: str = Field(min_length=1, max_length=1000, description="What the pictures show: a red car.")
+
+
+class SearchOptions(Portion):
     expand: Expansion = Field(default="none", description="Search again with the query and its best results joined.")
     rerank: Reranking = Field(default="none", description="Re-rank the best 400 results.")
     augment: bool = Field(default=False, description="Compare with the neighbours of each result, too.")
-    min_score: float | None = Field(default=None, ge=-1, le=1, description="Leave out what is less similar.")
     verify: bool | None = Field(
         default=None,
         description="Check the best results by geometry. By default that is done where the index has local features.",
@@ -169,7 +177,7 @@ class ResultsOut(Out):
     uploads: list[str] = Field(default=[], description="The sha256 of each picture that was sent, to mark results by.")
 
     @classmethod
-    def of(cls, results: Results, options: SearchOptions, uploads: Sequence[str] = ()) -> ResultsOut:
+    def of(cls, results: Results, options: Portion, uploads: Sequence[str] = ()) -> ResultsOut:
         matches = [MatchOut.found(match) for match in results.matches]
         following = options.offset + options.k
         more = len(matches) == options.k and following <= DEEPEST
@@ -188,9 +196,27 @@ class PicturesOut(Out):
     next_after: str | None = Field(description="`after` for the next ones; null if these were the last.")
 
 
+class CopyOut(Picture):
+    bytes: int = Field(description="Of the file.")
+
+
+class GroupOut(Out):
+    """Copies of one picture."""
+
+    pictures: list[CopyOut] = Field(description="In the order of their paths.")
+    keep: str = Field(description="The id of the one to keep.")
+    why: str = Field(description="Why that one: the largest, the sharpest, ...")
+
+    @classmethod
+    def of(cls, choice: Choice) -> GroupOut:
+        group = sorted((choice.keep, *choice.rest), key=lambda record: record.path)
+        pictures = [CopyOut(**_picture(record), bytes=record.size) for record in group]
+        return cls(pictures=pictures, keep=choice.keep.id, why=choice.why)
+
+
 class GroupsOut(Out):
-    groups: list[list[Picture]]
-    complete: bool = Field(description="False: there are more.")
+    groups: list[GroupOut]
+    next_offset: int | None = Field(description="Where the next groups begin; null if these were the last.")
 
 
 class SharesOut(Out):
@@ -245,6 +271,7 @@ class StatusOut(Out):
     with_features: int = Field(description="Pictures that have them.")
     folders: list[str] = Field(description="Folders that requests may change: indexing, removal, tags, marks.")
     writable: bool = Field(description="May this client change them?")
+    words: bool = Field(description="Can pictures be searched for by words?")
     urls: bool = Field(description="Are pictures fetched from the web, to search by them?")
     keep_seconds: float = Field(description="For how long a picture that was sent is kept; 0: not at all.")
     version: str

@@ -18,10 +18,12 @@ from fastapi import Depends, Request
 from starlette.concurrency import iterate_in_threadpool
 from starlette.exceptions import HTTPException
 
+from cooc.api.copies import Copies
 from cooc.api.indexing import Indexing
+from cooc.api.kept import Kept
 from cooc.api.limits import Pool
 from cooc.api.metrics import Metrics
-from cooc.api.overview import Overview
+from cooc.api.overview import Counts
 from cooc.api.pictures import Pictures
 from cooc.api.settings import Settings
 from cooc.api.uploads import Uploads
@@ -52,11 +54,14 @@ class Services:
         self.showing = Pool("showing", settings.showing, settings.showing_waiting)  # pictures of the index
         self.exporting = Pool("exporting", 1, 1)  # writes as much as the index has vectors
         self.fetching = Pool("fetching", settings.fetching, settings.fetching_waiting)
-        self.pools = [self.describing, self.searching, self.decoding, self.showing, self.exporting, self.fetching]
+        self.comparing = Pool("comparing", 1, settings.describing_waiting)  # all pictures with one another
+        self.pools = [self.describing, self.searching, self.decoding, self.showing]
+        self.pools += [self.exporting, self.fetching, self.comparing]
         self.pictures = Pictures(search, self.decoders, settings.thumbnail_bytes)
         self.uploads = Uploads(settings.keep_seconds, settings.keep_bytes)
         self.writer = Writer(search, settings)
-        self.overview = Overview(search, self.writer)
+        self.overview = Kept(self.writer, partial(Counts.of, search))
+        self.copies = Copies(search, self.writer, self.decoders)
         self.indexing = Indexing(search, self.writer)
         self._streams = asyncio.Semaphore(settings.downloads)
         self.metrics = Metrics(search, self.pools)

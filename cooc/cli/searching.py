@@ -92,7 +92,7 @@ def search(
     with warm.opened(find_index(index), device) as found:
         for title, sources in _queries(images, part):
             try:
-                answer = _ask(found, title, sources, part, options, device)
+                answer = _ask(found, title, sources, part, options)
             except ImageError as error:
                 if len(images) == 1 and not Path(images[0]).is_dir():
                     raise
@@ -162,16 +162,15 @@ def _source(word: str) -> Picture:
     return download(word, allow={origin(word)}) if is_web(word) else Path(word)
 
 
-def _ask(
-    found: ImageSearch, title: str, sources: list[Picture], part: Box | None, options: dict[str, Any], device: str
-) -> Answer:
+def _ask(found: ImageSearch, title: str, sources: list[Picture], part: Box | None, options: dict[str, Any]) -> Answer:
     from cooc.cli.showing import Answer
-    from cooc.index.shortlist import Options
-    from cooc.text import are_words, find
+    from cooc.text import INSTALL, are_words, knows_words
 
     if len(sources) == 1 and are_words(title):
-        how = Options(options["k"], None, None, False, options["where"], options["min_score"])
-        return Answer(title, [], None, find(found.index_path, title, how, device=device))
+        if not knows_words(found.index_path):
+            raise InputError(f"There is no file {title!r}, and this index knows no words. {INSTALL}")
+        how = {name: options[name] for name in ("k", "where", "min_score")}
+        return Answer(title, [], None, found.search_text(title, **how))
     return Answer(title, sources, part, found.search(sources, [part] if part else None, **options))
 
 

@@ -44,6 +44,7 @@ from cooc.index.store import Vectors
 from cooc.pictures.boxes import Box, check_box
 from cooc.pictures.decode import image_info, is_picture, load_view
 from cooc.recipes import no_network
+from cooc.text import find as find_by_text
 from cooc.verification.agreement import Agreement
 from cooc.verification.engines import LONGEST, QUERY, extract
 from cooc.verification.features import unpack
@@ -127,6 +128,13 @@ class ImageSearch(ChangingIndex):
     def search_vector(self, vector: ArrayLike, k: int = 20, **ways: Unpack[Ways]) -> Results:
         """The same for a vector (D,) of this descriptor."""
         return self._found(as_query(vector, self.meta.dim), Options(k, **ways), [], None, time.monotonic())
+
+    def search_text(
+        self, text: str, k: int = 20, *, where: Filter | None = None, min_score: float | None = None, offset: int = 0
+    ) -> Results:
+        """The pictures that words describe best, where the index has a space for them: see `cooc.text`."""
+        options = Options(k, where=where, min_score=min_score, offset=offset)
+        return self._with_away(find_by_text(self.index_path, self.store, text, options, device=self._device))
 
     def _found(
         self, query: Vectors, options: Options, asked: Sequence[Features], without: str | None, started: float

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -45,6 +46,14 @@ class Block(NamedTuple):
 class FeatureCount(NamedTuple):
     images: int  # that have local features
     bytes: int  # of all codes
+
+
+class Tally(NamedTuple):
+    """How many images there are in each place: what a person chooses from."""
+
+    folders: Counter[str]  # directly in each; "" is the root
+    months: Counter[str]  # 2023-08; "" for images without a date
+    tags: Counter[str]
 
 
 class Code(NamedTuple):
@@ -184,6 +193,15 @@ class Store(ABC):
         self, where: Filter | None = None, after: str | None = None, limit: int | None = None
     ) -> Iterator[Record]:
         """In the order of their paths (as bytes), from behind `after`; read in pages, so memory stays flat."""
+
+    def tally(self) -> Tally:
+        """By reading all records; an engine may know a faster way."""
+        tally = Tally(Counter(), Counter(), Counter())
+        for one in self.records():
+            tally.folders[one.path.rpartition("/")[0]] += 1
+            tally.months[(one.taken or "")[:7]] += 1
+            tally.tags.update(one.tags)
+        return tally
 
     @abstractmethod
     def bad_files(self) -> Iterator[BadFile]: ...

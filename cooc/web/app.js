@@ -1,22 +1,24 @@
 // The page: what is looked for on one side, what was found on the other. It speaks to the REST API and to nothing else.
 
+import * as adding from "./adding.js";
 import { Problem, ask as request, boxText, call, preview, search, thumbnail } from "./api.js";
 import { BoxEditor } from "./box.js";
-import { describe, divider, makeCard, waitingCard } from "./cards.js";
+import { describe, divider, groupDivider, makeCard, waitingCard } from "./cards.js";
 import { Compare } from "./compare.js";
 import * as filters from "./filters.js";
 import * as given from "./given.js";
 import { fromLink, toLink } from "./link.js";
+import * as lists from "./lists.js";
 import "./login.js";
 import { noMatch, nothing, problem as tell, say } from "./notices.js";
 import { Selection } from "./selection.js";
 import * as updating from "./updating.js";
 
 const $ = (id) => document.getElementById(id);
-const PAGE = 30; // results asked for at once
 
 const state = {
   query: null, // { pictures: [{ blob or id, url, width, height, box, sha256 }], active }
+  asked: {}, // without a query: nothing for all pictures, { words: text } or { copies: "1" }
   matches: [], // all that are shown
   next: null, // where the next results begin; null if there are none
   asking: null, // AbortController of the search under way
@@ -40,6 +42,7 @@ function options() {
 
 function ask(query, remember = true) {
   state.query = query;
+  state.asked = {};
   if (remember) {
     visited.push(query);
     history.pushState(visited.length - 1, "", link());
@@ -51,10 +54,18 @@ function ask(query, remember = true) {
   refresh();
 }
 
+// { copies: "1" }, { words: text } or {}.
+function askFor(asked) {
+  state.query = null;
+  state.asked = asked;
+  history.pushState(null, "", link() === "#" ? location.pathname : link());
+  showCollection();
+}
+
 // What the address says of the search: the query, and all that is not as usual.
 function link() {
   const switched = Object.entries(SWITCHES).filter(([id, usual]) => $(id).checked !== usual);
-  return toLink(state.query, { ...filters.chosen(), ...Object.fromEntries(switched.map(([id, usual]) => [id, usual ? "0" : "1"])) });
+  return toLink(state.query, { ...filters.chosen(), ...state.asked, ...Object.fromEntries(switched.map(([id, usual]) => [id, usual ? "0" : "1"])) });
 }
 
 function keepLink() {
@@ -74,9 +85,13 @@ function refresh() {
   selection.set([]);
   state.matches = [];
   state.next = 0;
+  state.ordered = true;
   $("notice").hidden = true;
   $("grid").replaceChildren(...Array.from({ length: 12 }, waitingCard));
-  say(state.query ? "Searching …" : "");
+  $("copies").setAttribute("aria-pressed", Boolean(state.asked.copies));
+  $("rest").hidden = !state.asked.copies;
+  $("words").value = state.asked.words ?? "";
+  say(state.asked.copies ? "Comparing the pictures, which may take minutes …" : state.query || state.asked.words ? "Searching …" : "");
   return load(true);
 }
 
@@ -89,15 +104,10 @@ async function load(first = false) {
   const grid = $("grid");
   grid.setAttribute("aria-busy", "true");
   try {
-    const found = state.query ? await results(asking.signal) : await collection(asking.signal, first);
+    const found = state.query ? await results(asking.signal) : await listed(asking.signal);
     if (first) grid.replaceChildren();
-    for (const match of found) {
-      const before = state.matches.at(-1);
-      if (before?.verified && !match.verified) grid.append(...divider());
-      grid.append(card(match));
-      state.matches.push(match);
-    }
-    if (!state.matches.length) nothing();
+    put(found);
+    if (!state.matches.length && state.next === null) nothing(state.asked.copies && "There are no copies.");
   } catch (error) {
     if (error.name === "AbortError") return;
     if (first) grid.replaceChildren();
@@ -111,10 +121,23 @@ async function load(first = false) {
   if (state.next !== null && nearEnd()) load();
 }
 
+function put(matches) {
+  const grid = $("grid");
+  for (const match of matches) {
+    const before = state.matches.at(-1);
+    if (before?.verified && !match.verified) grid.append(...divider("Merely similar"));
+    if (match.group && match.group !== before?.group) {
+      grid.append(...groupDivider(match.group, () => selection.add(lists.rest(match.group.pictures))));
+    }
+    grid.append(card(match));
+    state.matches.push(match);
+  }
+}
+
 async function results(signal) {
   const busy = (seconds) => say(`The server is busy; trying again in ${seconds} s …`);
   const offset = state.next;
-  const found = await search(state.query, { ...options(), k: PAGE, offset }, signal, busy);
+  const found = await search(state.query, { ...options(), k: lists.PAGE, offset }, signal, busy);
   state.next = found.next_offset;
   const scores = found.matches.filter((one) => !one.verified).map((one) => one.score);
   state.ordered = (!offset || state.ordered) && scores.every((score, i) => !i || score <= scores[i - 1] + 1e-6);
@@ -145,11 +168,29 @@ async function showMarks(signal) {
   state.marks = new Map(found.map(({ path, mark }) => [path, mark]));
 }
 
-async function collection(signal, first) {
-  const after = first ? "" : state.next;
-  const found = await call("images", { query: { limit: PAGE, after, ...filters.where() }, signal });
-  state.next = found.next_after;
-  return found.pictures;
+// Pictures that are gone: what follows begins elsewhere now.
+function forget(ids, text) {
+  state.asking?.abort();
+  state.asking = null;
+  $("grid").removeAttribute("aria-busy");
+  const left = state.matches.filter((one) => !ids.has(one.id));
+  if (!state.asked.copies && typeof state.next === "number") state.next -= state.matches.length - left.length;
+  if (typeof state.next === "string") state.next = left.at(-1)?.id ?? "";
+  state.matches = [];
+  $("grid").replaceChildren();
+  put(lists.withoutSingles(left, ids));
+  say(text);
+  $("results").focus({ preventScroll: true });
+  if (nearEnd()) load();
+  return changed();
+}
+
+// Where nothing is looked for: groups of copies, what words describe, or all pictures.
+async function listed(signal) {
+  const { copies, words } = state.asked;
+  const [found, next] = await (copies ? lists.groups(state.next, signal) : words ? lists.byWords(words, state.next, signal) : lists.collection(state.next, signal));
+  state.next = next;
+  return found;
 }
 
 // --- showing ---------------------------------------------------------------------------------------------------------
@@ -248,6 +289,12 @@ function byPhotos(pictures, join) {
   ask({ pictures: [...before, ...pictures], active: before.length });
 }
 
+$("copies").addEventListener("click", () => askFor(state.asked.copies ? {} : { copies: "1" }));
+$("rest").addEventListener("click", () => selection.set(lists.rest(state.matches)));
+$("by-words").addEventListener("submit", (event) => {
+  event.preventDefault();
+  askFor({ words: $("words").value.trim() });
+});
 for (const id of Object.keys(SWITCHES)) $(id).addEventListener("change", refresh);
 $("part").addEventListener("click", () => editor.picture?.width && editor.put());
 $("whole").addEventListener("click", () => {
@@ -272,6 +319,7 @@ addEventListener("popstate", (event) => begin(visited[event.state]));
 async function begin(before) {
   const { id, photos, boxes, options: asked } = fromLink(location.hash);
   filters.set(asked);
+  state.asked = asked.copies ? { copies: "1" } : asked.words ? { words: asked.words } : {};
   for (const [name, usual] of Object.entries(SWITCHES)) $(name).checked = name in asked ? asked[name] === "1" : usual;
   try {
     if (before) return ask(before, false);
@@ -292,7 +340,7 @@ async function sentBefore(sha256, box = null) {
 function showCollection() {
   state.query = null;
   document.body.classList.remove("searching");
-  $("welcome").hidden = false;
+  $("welcome").hidden = Object.keys(state.asked).length > 0;
   $("query").hidden = true;
   return refresh();
 }
@@ -304,17 +352,22 @@ async function showStatus() {
   state.kept = status.keep_seconds;
   if (state.kept) $("privacy").textContent = `It is sent to this server only, and kept in its memory for ${Math.ceil(state.kept / 60)} minutes.`;
   selection.writable = status.writable;
-  $("update").hidden = !status.writable;
+  $("by-words").hidden = !status.words;
+  for (const id of ["update", "add-pictures"]) $(id).hidden = !status.writable;
   $("update").dataset.folder = status.folders[0] === "." ? "" : status.folders[0] ?? "";
 }
 
 const editor = new BoxEditor($("canvas"), () => boxChanged());
 const compare = new Compare(searchBy);
 const fillMenus = () => filters.fill().catch(() => {}); // status has said it
-const selection = new Selection({ shown: () => state.matches, marksBy, onChanged: redraw, onTagged: fillMenus, onProblem: problem });
+const changed = () => Promise.all([showStatus(), filters.fill()]).catch(problem);
+const selection = new Selection({
+  shown: () => state.matches, marksBy, onChanged: redraw, onTagged: fillMenus, onRemoved: forget, onProblem: problem,
+});
 filters.begin(refresh, problem);
 given.begin(byPhotos);
-updating.begin(() => Promise.all([showStatus(), filters.fill()]).then(refresh, problem), problem);
+updating.begin(() => changed().then(refresh), problem);
+adding.begin(() => changed().then(() => state.query ?? refresh()));
 if (matchMedia("(max-width: 760px)").matches) for (const id of ["options", "filters"]) $(id).open = false;
 fillMenus();
 showStatus().catch(problem).finally(() => state.query ?? begin()); // a photo may have been given meanwhile

@@ -16,7 +16,7 @@ export function makeCard(match, { ordered, marked }) {
   image.addEventListener("error", () => element.classList.add("gone"));
   const mark = element.querySelector(".mark");
   mark.textContent = said(match, ordered);
-  mark.classList.toggle("verified", Boolean(match.verified));
+  mark.classList.toggle("verified", Boolean(match.verified || match.keep));
   const [by, why] = element.querySelectorAll("button");
   by.title = path;
   by.setAttribute("aria-label", `Search by ${path}${mark.textContent && `, ${mark.textContent}`}`);
@@ -27,29 +27,42 @@ export function makeCard(match, { ordered, marked }) {
 }
 
 // The lines below the picture: they change when it is tagged or marked.
-export function describe(element, { path, tags }, marked) {
+export function describe(element, { path, tags, width, height, bytes }, marked) {
   const at = path.lastIndexOf("/");
   const [name, where] = element.querySelector(".name").children;
   name.textContent = path.slice(at + 1);
-  where.textContent = [path.slice(0, Math.max(at, 0)), ...tags.map((tag) => `#${tag}`), MARKS[marked]].filter(Boolean).join(" \u00b7 ");
+  const size = bytes && `${width} x ${height}, ${inUnits(bytes)}`;
+  where.textContent = [size, path.slice(0, Math.max(at, 0)), ...tags.map((tag) => `#${tag}`), MARKS[marked]].filter(Boolean).join(" \u00b7 ");
   element.querySelector(".name").title = `${path}${tags.length ? `\n${tags.join(", ")}` : ""}`;
   element.classList.toggle("right", marked === "right");
   element.classList.toggle("wrong", marked === "wrong");
 }
 
+const inUnits = (bytes) => (bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
+
 // What may be said of a result: vectors alone show that it is similar, never that it is the same.
-function said({ score, verified, agreement }, ordered) {
+function said({ score, verified, agreement, keep }, ordered) {
+  if (keep) return `keep: ${keep}`;
   if (score == null) return ""; // a picture of the collection, nothing was looked for
   if (verified) return `${agreement.inliers} points agree`;
   return ordered ? `similar ${score.toFixed(2)}` : "similar";
 }
 
-// The row above it is filled up, so that its last picture does not grow over all of it.
-export function divider() {
+// A line between pictures. The row above it is filled up, so that its last picture does not grow over all of it.
+export function divider(text, ...more) {
   const item = (className, textContent) => Object.assign(document.createElement("li"), { className, textContent });
-  const filler = item("filler", "");
+  const [filler, line] = [item("filler", ""), item("divider", text)];
   filler.ariaHidden = "true";
-  return [filler, item("divider", "Merely similar")];
+  line.append(...more);
+  return [filler, line];
+}
+
+// Above a group of copies. onRest(): select all but the one to keep.
+export function groupDivider({ pictures, name }, onRest) {
+  const button = Object.assign(document.createElement("button"), { type: "button", textContent: "Select the rest" });
+  button.setAttribute("aria-label", `Select the rest of the copies of ${name}`);
+  button.addEventListener("click", onRest);
+  return divider(`${pictures.length} pictures`, button);
 }
 
 export function waitingCard(_, i) {

@@ -36,9 +36,10 @@ export function noMatch(checked) {
   notice(title, tips, filtered() ? [clear] : []);
 }
 
-export function nothing() {
+export function nothing(what) {
   say("");
-  if (filtered()) notice("No picture passes the filters.", [], [clear]);
+  if (what) notice(what, filtered() ? ["Look in the whole collection: there are filters."] : [], filtered() ? [clear] : []);
+  else if (filtered()) notice("No picture passes the filters.", [], [clear]);
   else notice("This collection is empty.", ["Index a folder: cooc index FOLDER"]);
 }
 

@@ -1,4 +1,4 @@
-// Several pictures: chosen by click, by Shift for a whole range, or by key; then downloaded, listed, tagged or marked.
+// Several pictures: chosen by click, by Shift for a whole range, or by key; then downloaded, listed, tagged, marked or removed.
 //
 //   X           selects the picture that has the focus; Shift+X all from the last one to it
 //   Ctrl+A      selects all that are shown, Escape none
@@ -9,8 +9,9 @@ const $ = (id) => document.getElementById(id);
 
 export class Selection {
   // shown(): the matches on the page; marksBy(): what marks belong to, { query, box }, or null; onChanged(match): redraw it.
-  constructor({ shown, marksBy, onChanged, onTagged, onProblem }) {
-    Object.assign(this, { shown, marksBy, onChanged, onTagged, onProblem });
+  // onRemoved(ids): they are no longer in the index.
+  constructor({ shown, marksBy, onChanged, onTagged, onRemoved, onProblem }) {
+    Object.assign(this, { shown, marksBy, onChanged, onTagged, onRemoved, onProblem });
     this.ids = new Set();
     this.last = 0; // where a range begins
     this.writable = false;
@@ -27,6 +28,8 @@ export class Selection {
       event.preventDefault();
       this.tag("add");
     });
+    $("remove").addEventListener("click", () => this.askToRemove());
+    $("removing").addEventListener("close", () => $("removing").returnValue && this.remove($("removing-files").checked));
     $("untag").addEventListener("click", () => $("tag-name").reportValidity() && this.tag("remove"));
   }
 
@@ -66,6 +69,8 @@ export class Selection {
     this.show();
   }
 
+  add(ids) { this.set([...this.ids, ...ids]); }
+
   set(ids) {
     this.ids = new Set(ids);
     this.show();
@@ -82,7 +87,7 @@ export class Selection {
     $("selection").hidden = !count;
     document.body.classList.toggle("selecting", count > 0);
     $("marking").hidden = !this.writable || !this.marksBy();
-    $("tagging").hidden = !this.writable;
+    for (const id of ["tagging", "taking-out"]) $(id).hidden = !this.writable;
     this.say(`${count} selected`);
   }
 
@@ -130,11 +135,28 @@ export class Selection {
     });
   }
 
+  askToRemove() {
+    const count = this.ids.size;
+    $("removing-title").textContent = `Remove ${count} ${count === 1 ? "picture" : "pictures"}?`;
+    $("removing-files").checked = false;
+    $("removing").returnValue = ""; // or Escape would be what was answered before
+    $("removing").showModal();
+  }
+
+  async remove(files) {
+    await this.doing("Removing …", async () => {
+      const ids = [...this.ids];
+      const { changed } = await call("images/remove", post({ ids, files }));
+      this.set([]);
+      this.onRemoved(new Set(ids), `${changed} removed${files ? ", their files deleted" : ""}.`);
+    });
+  }
+
   async doing(text, work) {
     const before = $("selected").textContent;
     this.say(text);
     try {
-      this.say(await work());
+      this.say(await work() ?? "");
     } catch (error) {
       this.say(before);
       this.onProblem(error);

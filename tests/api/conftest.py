@@ -1,14 +1,24 @@
-"""A browser (Debian's chromium, driven by Playwright), and pages in it. What they show is kept in `artifacts/web/`."""
+"""An index that tests may change, a server of it, a browser (Debian's chromium, driven by Playwright), and pages in it.
+
+What pages show is kept in `artifacts/web/`.
+"""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from cooc.api import Settings, create_app
+from cooc.image_search import ImageSearch
 from tests.page import Visit
+from tests.serving import Start, descriptor, make_index, serving, write_collection
 
 FLAGS = [
     "--headless",
@@ -19,6 +29,38 @@ FLAGS = [
     "--disable-sync",
     "--no-first-run",
 ]
+
+
+@pytest.fixture(scope="session")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write_collection(tmp_path_factory.mktemp("indexed") / "photos")
+    make_index(root).close()
+    return root
+
+
+@pytest.fixture
+def root(indexed: Path, tmp_path: Path) -> Path:
+    """A copy: tests change it."""
+    return Path(shutil.copytree(indexed, tmp_path / "photos"))
+
+
+@pytest.fixture
+def search(root: Path) -> Iterator[ImageSearch]:
+    with ImageSearch.open(root / ".cooc", descriptor=descriptor()) as search:
+        yield search
+
+
+@pytest.fixture
+def start(search: ImageSearch) -> Iterator[Start]:
+    """A server of it that allows changes, unless told otherwise."""
+    with ExitStack() as stack:
+
+        def go(**changes: Any) -> httpx.Client:
+            settings = Settings(**{"folders": (Path(),), "rate": 0, **changes})
+            address = stack.enter_context(serving(create_app(search, settings)))
+            return stack.enter_context(httpx.Client(base_url=f"{address}/api/v1", timeout=60))
+
+        yield go
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,8 @@ import io
 import json
 import os
 import re
-import shutil
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,7 +25,8 @@ from cooc.api.services import Services, _changing
 from cooc.bench.marks import kept_marks
 from cooc.image_search import ImageSearch
 from cooc.index.records import Filter
-from tests.serving import descriptor, encoded, make_index, photo, serving, write_collection
+from cooc.keeping import choose
+from tests.serving import Start, descriptor, encoded, photo
 from tests.shell import Shell
 
 API = "/api/v1"
@@ -41,39 +39,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "marks": {"ids": ["0" * 32], "query": "0" * 32, "mark": "right"},
     "indexing": {"folder": ""},
 }
-
-
-@pytest.fixture(scope="module")
-def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = write_collection(tmp_path_factory.mktemp("keeping") / "photos")
-    make_index(root).close()
-    return root
-
-
-Start = Callable[..., httpx.Client]
-
-
-@pytest.fixture
-def root(indexed: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(indexed, tmp_path / "photos"))
-
-
-@pytest.fixture
-def search(root: Path) -> Iterator[ImageSearch]:
-    with ImageSearch.open(root / ".cooc", descriptor=descriptor()) as search:
-        yield search
-
-
-@pytest.fixture
-def start(search: ImageSearch) -> Iterator[Start]:
-    with ExitStack() as stack:
-
-        def go(**changes: Any) -> httpx.Client:
-            settings = Settings(**{"folders": HERE, "rate": 0, **changes})
-            address = stack.enter_context(serving(create_app(search, settings)))
-            return stack.enter_context(httpx.Client(base_url=address + API, timeout=60))
-
-        yield go
 
 
 def ids(search: ImageSearch, folder: str | None = None) -> dict[str, str]:
@@ -120,8 +85,8 @@ def test_counts_follow_another_process(start: Start, search: ImageSearch, monkey
     """Its pictures at once, its tags after a while: that is all that another opening tells."""
     client = start()
     assert client.get("tags").json()["tags"] == []
-    monkeypatch.setattr("cooc.api.overview.FRESH", -1.0)
-    monkeypatch.setattr("cooc.api.overview.RARELY", -1)
+    monkeypatch.setattr("cooc.api.kept.FRESH", -1.0)
+    monkeypatch.setattr("cooc.api.kept.RARELY", -1)
     with ImageSearch.open(search.index_path, write=True, descriptor=descriptor()) as other:
         other.tag(["space"], add="far")
         other.remove(["things"])
@@ -402,3 +367,46 @@ def test_pages_of_other_sites_and_foreign_names_change_nothing(start: Start, sea
         plain = client.post(path, content=json.dumps(body), headers={"Content-Type": "text/plain"})
         assert plain.status_code == 422, path
     assert not any(record.tags for record in search.store.records())
+
+
+# Copies
+
+
+def test_groups_of_copies(start: Start, root: Path, search: ImageSearch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the library finds and judges them, page by page; what is removed meanwhile moves no page."""
+    client = start()
+    for name in ("animals/cat", "things/coffee"):
+        photo(name).save(root / f"{name}-copy.jpg", quality=60)
+    client.post("indexing", json={})
+    with client.stream("GET", "indexing/events") as stream:
+        stream.read()
+    wanted = [choose(group, search.collection) for group in search.duplicates(0.9)]
+    assert len(wanted) >= 2
+
+    def page(offset: int = 0, limit: int = 1, **where: str) -> dict[str, Any]:
+        query = {"threshold": 0.9, "offset": offset, "limit": limit, **where}
+        found: dict[str, Any] = client.get("near-duplicates", params=query).json()
+        return found
+
+    found, following = list[dict[str, Any]](), 0
+    while following is not None:
+        part = page(following)
+        found += part["groups"]
+        following = part["next_offset"]
+    for group, choice in zip(found, wanted, strict=True):
+        assert (group["keep"], group["why"]) == (choice.keep.id, choice.why)
+        sizes = {one["id"]: (one["path"], one["bytes"]) for one in group["pictures"]}
+        assert sizes == {record.id: (record.path, record.size) for record in (choice.keep, *choice.rest)}
+    last = found[-1]
+    (root / wanted[-1].keep.path).write_bytes(b"no picture")  # it is judged by what is there now
+    assert page(len(found) - 1)["groups"][0]["keep"] != last["keep"]
+    rest = [one["id"] for one in found[0]["pictures"] if one["id"] != found[0]["keep"]]
+    client.post("images/remove", json={"ids": rest})
+    assert page(len(found) - 1)["groups"][0]["pictures"] == last["pictures"]
+    again = page(limit=50)
+    assert [group["pictures"] for group in again["groups"]] == [group["pictures"] for group in found[1:]]
+    monkeypatch.setattr("cooc.api.copies.COMPARED", 5)
+    refused = client.get("near-duplicates")
+    assert refused.status_code == 422
+    assert "choose a folder" in refused.json()["detail"]
+    assert page(folder="animals")["next_offset"] is None

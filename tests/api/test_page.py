@@ -6,8 +6,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
-import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +21,11 @@ from playwright.sync_api import CDPSession, Locator, Page, expect
 
 from cooc.api import Settings, create_app
 from cooc.image_search import ImageSearch
+from cooc.keeping import choose
+from cooc.text import update
 from tests.page import PHONE, Visit, drag, give, keep, names
-from tests.serving import descriptor, encoded, make_index, photo, serving, write_collection
+from tests.serving import descriptor, encoded, photo, serving
+from tests.test_text import write_model
 
 SCREEN = {"viewport": {"width": 1400, "height": 900}}
 HAND = {"viewport": PHONE, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
@@ -33,19 +36,12 @@ LOOKS = {
 }
 
 
+SIZES = ["screen-light", "phone-dark"]
+
+
 @pytest.fixture(scope="module")
-def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = write_collection(tmp_path_factory.mktemp("page") / "photos")
-    make_index(root).close()
-    return root
-
-
-@pytest.fixture
-def search(indexed: Path, tmp_path: Path) -> Iterator[ImageSearch]:
-    """A copy: tests change it."""
-    root = shutil.copytree(indexed, tmp_path / "photos")
-    with ImageSearch.open(root / ".cooc", descriptor=descriptor()) as search:
-        yield search
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("clip") / "small")
 
 
 @pytest.fixture
@@ -259,6 +255,124 @@ def test_the_keyboard_alone(visit: Visit, search: ImageSearch) -> None:
     assert page.evaluate("document.activeElement.className") == "why"
 
 
+# Keeping a collection
+
+
+def given(name: str, data: bytes) -> Any:
+    return {"name": name, "mimeType": "image/png", "buffer": data}
+
+
+@pytest.mark.parametrize("look", SIZES)
+def test_pictures_are_added_and_removed(visit: Visit, search: ImageSearch, look: str) -> None:
+    page = visit(calm=False, **LOOKS[look])  # the browser reports a refused file by itself
+    names(page)
+    cat, coffee = encoded(photo("animals/cat", 90)), encoded(photo("things/coffee", 90))
+    page.get_by_role("button", name="Add pictures").click()
+    page.get_by_label("Put into").fill("new")
+    page.set_input_files("#adding-files", [given("a.png", cat), given("bad.png", b"none"), given("b.png", coffee)])
+    expect(page.locator("#adding-state")).to_have_text("2 of 3 added.")
+    lines = ["\u2713 new/a.png", re.compile("^bad.png: .*not a picture"), "\u2713 new/b.png"]
+    expect(page.locator("#adding-list li")).to_have_text(lines)
+    assert page.locator("#adding-progress").get_attribute("value") == "3"
+    check(page)
+    keep(page, f"{look}-adding")
+    drop = """data => { const t = new DataTransfer();
+        t.items.add(new File([new Uint8Array(data)], "c.png", { type: "image/png" })); return t; }"""
+    page.dispatch_event("#adding", "drop", {"dataTransfer": page.evaluate_handle(drop, list(cat))})
+    expect(page.locator("#adding-list li").last).to_have_text("\u2713 new/c.png")
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator("#collection")).to_contain_text("21 pictures")
+    expect(page.locator(".card .by")).to_have_count(21)
+    expect(page.locator("body")).not_to_have_class(re.compile("searching"))  # what is dropped there is no query
+    assert [(search.root / f"new/{name}.png").read_bytes() for name in "abc"] == [cat, coffee, cat]
+
+    # Removing asks first, and says what becomes of the files.
+    unfold(page)
+    page.get_by_label("Folder").select_option("new")
+    expect(page.locator(".card .by")).to_have_count(3)
+    for name in ("new/a.png", "new/b.png"):
+        page.get_by_role("button", name=f"Search by {name}").hover()
+        box(page, name).check()
+    dialog, remove = page.get_by_role("dialog"), page.locator("#remove")
+    remove.click()
+    expect(dialog.get_by_role("heading")).to_have_text("Remove 2 pictures?")
+    expect(dialog).to_contain_text("Their files stay")
+    check(page)
+    keep(page, f"{look}-removing")
+    page.keyboard.press("Escape")
+    remove.click()
+    page.keyboard.press("Enter")  # the first button: cancel
+    expect(dialog).to_be_hidden()
+    assert len(names(page)) == 3
+    remove.click()
+    dialog.get_by_role("button", name="Remove").click()
+    expect(page.locator("#summary")).to_have_text("2 removed.")
+    expect(page.locator(".card .by")).to_have_count(1)
+    expect(page.locator("#collection")).to_contain_text("19 pictures")
+    assert (search.root / "new/a.png").exists()
+    page.get_by_role("button", name="Search by new/c.png").hover()
+    box(page, "new/c.png").check()
+    remove.click()
+    dialog.get_by_label("Delete the files, too").check()
+    dialog.get_by_role("button", name="Remove").click()
+    expect(page.locator("#summary")).to_have_text("1 removed, their files deleted.")
+    assert not (search.root / "new/c.png").exists()
+
+
+@pytest.mark.parametrize("look", SIZES)
+def test_groups_of_copies(visit: Visit, search: ImageSearch, look: str) -> None:
+    for name in ("animals/cat", "things/coffee"):
+        photo(name).save(search.root / f"{name}-copy.jpg", quality=60)
+    with ImageSearch.open(search.index_path, write=True, descriptor=descriptor()) as writer:
+        writer.index([search.root], workers=0)
+    wanted = [choose(group, search.collection) for group in search.duplicates()]
+    page = visit(**LOOKS[look])
+    names(page)
+    page.get_by_role("button", name="Find copies").click()
+    expect(page.locator("#summary")).to_contain_text("Groups of copies")
+    assert names(page) == [record.path for choice in wanted for record in (choice.keep, *choice.rest)]
+    expect(page.locator(".card .mark:not(:empty)")).to_have_text([f"keep: {choice.why}" for choice in wanted])
+    first = wanted[0]
+    about = f"{first.keep.width} x {first.keep.height}, {math.ceil(first.keep.size / 1000)} kB"
+    expect(page.locator(".card .name").first).to_contain_text(about)
+    check(page)
+    keep(page, f"{look}-copies")
+    page.get_by_role("button", name=f"Select the rest of the copies of {first.keep.path}").click()
+    expect(page.locator("#selected")).to_have_text(f"{len(first.rest)} selected")
+    page.get_by_role("button", name="Select all but those to keep").click()
+    rest = [record.path for choice in wanted for record in choice.rest]
+    expect(page.locator("#selected")).to_have_text(f"{len(rest)} selected")
+    rows = list(csv.DictReader(io.StringIO(saved(page, "CSV").decode())))
+    assert [row["path"] for row in rows] == rest
+    page.locator("#remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.locator("#summary")).to_have_text(f"{len(rest)} removed.")
+    expect(page.locator(".card")).to_have_count(0)
+    page.reload()  # the address says what is shown
+    expect(page.locator("#notice")).to_contain_text("There are no copies.")
+    page.get_by_role("button", name="Find copies", pressed=True).click()
+    assert len(names(page)) == 20 - len(rest)
+
+
+@pytest.mark.parametrize("look", SIZES)
+def test_words(visit: Visit, search: ImageSearch, clip: Path, look: str) -> None:
+    with ImageSearch.open(search.index_path, write=True, descriptor=descriptor()) as writer:
+        update(writer.index_path, writer.store, writer.collection, str(clip), device="cpu")
+    page = visit(**LOOKS[look])
+    names(page)
+    page.get_by_label("Search by words").fill("a red car")
+    page.keyboard.press("Enter")
+    expect(page.locator("#summary")).to_contain_text("a red car")
+    assert names(page) == [match.path for match in search.search_text("a red car").matches]
+    check(page)
+    unfold(page)
+    page.get_by_label("Folder").select_option("space")
+    expect(page.locator(".card .by")).to_have_count(6)
+    page.reload()
+    expect(page.locator(".card .by")).to_have_count(6)
+    expect(page.get_by_label("Search by words")).to_have_value("a red car")
+
+
 # Links
 
 
@@ -306,7 +420,9 @@ def test_a_photo_that_was_given_survives_a_reload(visit: Visit, search: ImageSea
         other.goto(f"{address}/#photo={'0' * 64}")  # in the same page: the address alone changes
         expect(other.locator("#notice")).to_contain_text("not kept any more")
         assert len(names(other)) == 18
-        expect(other.locator("#tagging")).to_be_hidden()  # nothing may be changed there
+        box(other, "animals/cat-0.jpg").check(force=True)
+        for id in ("#tagging", "#remove", "#add-pictures", "#by-words"):  # nothing may be changed there, nor asked
+            expect(other.locator(id)).to_be_hidden()
 
 
 # Formats, broken files

@@ -170,6 +170,57 @@ def test_the_page_and_the_api_answer_as_on_a_folder(address: str, photos: Path, 
         np.testing.assert_allclose(_numbers(ours), _numbers(theirs), atol=1e-4)
 
 
+def test_the_api_changes_it_as_it_changes_a_folder(photos: Path, tmp_path: Path) -> None:
+    """New pictures, tags, marks, removal: the same answers, and the same is left."""
+    address, answers = servers.engine("postgresql").address(tmp_path), []
+    for kind in ("server", "folder"):
+        root = Path(shutil.copytree(photos / "space", tmp_path / kind))
+        index = address if kind == "server" else root / ".cooc"
+        with ImageSearch.create(index, recipe=RECIPE, root=root, features="sift", descriptor=descriptor()) as writer:
+            writer.index([root], workers=0)
+        with (
+            ImageSearch.open(index, descriptor=descriptor()) as search,
+            serving(create_app(search, Settings(rate=0, folders=(Path(),)))) as url,
+            httpx.Client(base_url=f"{url}{API}", timeout=60) as client,
+        ):
+            said = list(_change(client))
+            left = [(record.path, record.tags) for record in search.store.records()]
+            answers.append([said, left, sorted(path.name for path in root.glob("**/*.*g"))])
+    assert _shape(answers[0]) == _shape(answers[1])
+    np.testing.assert_allclose(_numbers(answers[0]), _numbers(answers[1]), atol=1e-4)
+
+
+def _change(client: httpx.Client) -> Iterator[Any]:
+    def post(path: str, **body: Any) -> Any:
+        answer = client.post(path, json=body)
+        assert answer.status_code < 300, answer.text
+        return answer.json()
+
+    ids = {one["path"]: one["id"] for one in client.get("images").json()["pictures"]}
+    first, second, third, *_ = ids.values()
+    yield post("images/tags", ids=[first, second], add=["far", "old"])
+    yield post("images/tags", ids=[second], remove=["old"])
+    yield client.get("tags").json()
+    yield post("marks", ids=[second, third], scores=[0.5, 0.25], query=first, mark="right")
+    yield post("marks", ids=[third], query=first, mark="none")
+    yield client.get("marks").json()
+    files = [("image", (name, encoded(photo(name)))) for name in ("animals/cat", "things/coffee")]
+    added = client.post("images", files=[*files, ("image", ("bad.jpg", b"none"))], data={"folder": "new"}).json()
+    assert [one["path"] for one in added["problems"]] == ["bad.jpg"]
+    yield added
+    cat, coffee = (one["id"] for one in added["pictures"])
+    yield post("images/tags", ids=[cat, coffee], add=["new"])
+    found = client.post("search", files={"image": encoded(photo("animals/cat", 120))}, params={"k": 3}).json()
+    assert found["matches"][0]["id"] == cat
+    yield found["matches"]
+    yield post("images/remove", ids=[coffee, third], files=True)
+    yield post("images/remove", ids=[second])
+    assert client.get(f"images/{second}").status_code == 404
+    yield client.get("marks").json()  # those of what is gone are forgotten
+    yield client.get("folders").json()
+    yield client.get("months").json()
+
+
 def _ask(client: httpx.Client) -> Iterator[Any]:
     def answer(response: httpx.Response) -> Any:
         assert response.status_code == 200, response.text

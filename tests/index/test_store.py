@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,7 +34,7 @@ from cooc.errors import (
 )
 from cooc.index import create_store, open_store, without_password
 from cooc.index.records import BadFile, Filter, Forgotten, Record, StoreMeta, check_same
-from cooc.index.store import Store, intact
+from cooc.index.store import Store, Tally, intact
 from tests import servers
 from tests.reference.store import Model
 from tests.servers import ENGINES, IN_ONE_PROCESS, SERVERS
@@ -192,6 +193,14 @@ def test_records_in_pages(filled: tuple[Store, Model]) -> None:
     assert list(store.records(after=everything[6].path, limit=7)) == everything[7:14]
     assert list(store.records(Filter("home"), after=everything[-2].path)) == everything[-1:]
     assert list(store.records(limit=0)) == []
+    for target in (store, model):
+        target.remove([one.path for one in everything[:40]])
+    left = model.records()
+    assert store.tally() == Tally(
+        Counter(one.path.rpartition("/")[0] for one in left),
+        Counter((one.taken or "")[:7] for one in left),
+        Counter(tag for one in left for tag in one.tags),
+    )
 
 
 def test_records_stay_readable_while_they_change(store: Store) -> None:

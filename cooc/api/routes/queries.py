@@ -1,16 +1,16 @@
-"""Queries that are no upload: a vector, an address in the web, a photo that is still kept; and many of them at once."""
+"""Queries that are no upload: words, a vector, an address in the web, a photo that is still kept; and many at once."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, model_validator
 from starlette.exceptions import HTTPException
 
 from cooc.api.routes.searching import by_id, find
-from cooc.api.schemas import PREFIX, IdText, Out, ResultsOut, SearchOptions, problems
+from cooc.api.schemas import PREFIX, IdText, Out, ResultsOut, SearchOptions, Words, problems
 from cooc.api.security import told
 from cooc.api.services import Services, Shared
 from cooc.errors import InputError
@@ -67,6 +67,14 @@ class Answer(Out):
 
 class BatchOut(Out):
     answers: list[Answer] = Field(description="One for each query, in their order.")
+
+
+@router.get("/search/words")
+async def search_by_words(services: Shared, words: Annotated[Words, Query()]) -> ResultsOut:
+    """The pictures that words describe best, where the index was made with a model for it (`cooc index --text`)."""
+    options: dict[str, Any] = {"where": words.filter(), "min_score": words.min_score, "offset": words.offset}
+    found = await services.describing.run(partial(services.search.search_text, words.text, words.k, **options))
+    return ResultsOut.of(found, words)
 
 
 @router.post("/search/vector")

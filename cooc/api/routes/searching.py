@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, File, Form, Path, Query, Response, UploadFile
 
 from cooc.api.schemas import (
+    DEEPEST,
     PREFIX,
     BoxQuery,
     ExplanationOut,
+    GroupOut,
     GroupsOut,
     ImageId,
     Limit,
-    Picture,
     ResultsOut,
     SearchOptions,
     Side,
@@ -33,8 +33,6 @@ from cooc.verification.agreement import Agreement
 
 __all__ = ["by_id", "find", "router"]
 
-COMPARED = 5000  # pictures that one request may compare with one another
-
 router = APIRouter(prefix=PREFIX, responses=problems())
 Asked = Annotated[SearchOptions, Query()]
 LeastSimilarity = Annotated[float, Query(ge=0.5, le=1, description="Least similarity.")]
@@ -42,6 +40,7 @@ GroupSimilarity = Annotated[
     float | None,
     Query(ge=0.1, le=1, description="Least similarity of two: by default 0.8, or 0.15 where geometry decides."),
 ]
+Offset = Annotated[int, Query(ge=0, le=DEEPEST, description="`next_offset` of the last answer.")]
 Upload = Annotated[UploadFile, File(description="A picture, of any common format.")]
 Uploads = Annotated[list[UploadFile], File(description="A picture, or several that are joined into one query.")]
 BoxForm = Annotated[str, Form(description="x0,y0,x1,y1: the part of the picture that is looked for.")]
@@ -157,23 +156,15 @@ async def list_near_duplicates_of(
 
 @router.get("/near-duplicates", tags=["search"])
 async def list_near_duplicates(
-    services: Shared, where: WhereQuery, threshold: GroupSimilarity = None, limit: Limit = 50
+    services: Shared, where: WhereQuery, threshold: GroupSimilarity = None, offset: Offset = 0, limit: Limit = 20
 ) -> GroupsOut:
-    """Groups of copies in a part of the collection that is not large: a folder, a month.
+    """Groups of copies among at most 5000 pictures, and which one of each to keep.
 
-    Where the index has local features, geometry tells copies from other views of the same thing.
+    Where the index has local features, geometry tells copies from other views of the same thing. The first answer takes
+    long, for it compares all pictures; it is kept until the index changes, so that the next groups come at once.
     """
-    chosen = where.filter()
-
-    def work() -> GroupsOut:
-        count = sum(1 for _ in services.search.store.records(chosen, limit=COMPARED + 1))
-        if count > COMPARED:
-            raise InputError(f"More than {COMPARED} pictures: choose a folder or a time, or use `cooc duplicates`.")
-        groups = services.search.duplicates(threshold, where=chosen)
-        found = [[Picture.of(record) for record in group] for group in islice(groups, limit + 1)]
-        return GroupsOut(groups=found[:limit], complete=len(found) <= limit)
-
-    return await services.searching.run(work)
+    choices, following = await services.comparing.run(services.copies.page, where.filter(), threshold, offset, limit)
+    return GroupsOut(groups=[GroupOut.of(choice) for choice in choices], next_offset=following)
 
 
 # Why

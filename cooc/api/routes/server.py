@@ -9,6 +9,7 @@ from cooc import __version__
 from cooc.api import security
 from cooc.api.schemas import PREFIX, Health, Login, StatusOut, problems, shown
 from cooc.api.services import Shared, may_change
+from cooc.text import knows_words
 
 __all__ = ["router"]
 
@@ -37,6 +38,7 @@ async def get_status(services: Shared, request: Request) -> StatusOut:
         with_features=found.with_features,
         folders=[shown(str(folder)) for folder in services.settings.folders],
         writable=may_change(services.settings, request),
+        words=knows_words(search.index_path),
         urls=services.settings.allow_url,
         keep_seconds=services.settings.keep_seconds,
         version=__version__,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -52,7 +53,7 @@ from cooc.index.records import (
     path_text,
     show,
 )
-from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Vectors, pages
+from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Tally, Vectors, pages
 
 APPROXIMATE_FROM = 200_000  # images: an exact search then takes about 40 ms on two cores
 FOLLOW = 4096  # images added before the cache follows
@@ -187,6 +188,16 @@ class EmbeddedStore(Store):
             ]
 
         return pages(page, after, limit)
+
+    def tally(self) -> Tally:
+        def work(connection: Connection, _: IndexFile) -> Tally:
+            found = Counter(path.rpartition(b"/")[0] for (path,) in connection.execute("SELECT path FROM images"))
+            folders = Counter({path_text(folder): count for folder, count in found.items()})
+            months = connection.execute("SELECT substr(ifnull(taken, ''), 1, 7), count(*) FROM images GROUP BY 1")
+            tags = connection.execute("SELECT tag, count(*) FROM tags GROUP BY tag")
+            return Tally(folders, Counter(dict(months)), Counter(dict(tags)))
+
+        return self._read(work)
 
     def bad_files(self) -> Iterator[BadFile]:
         query = "SELECT * FROM bad WHERE path > ? ORDER BY path LIMIT ?"
