@@ -30,7 +30,7 @@ from cooc import reranking
 from cooc.activations import resolve_dtype
 from cooc.datasets.photos import Ints, Photos
 from cooc.errors import InputError, UnknownNameError
-from cooc.evaluation import evaluate
+from cooc.evaluation import Floats, Query, evaluate
 from cooc.recipes import DescriptorConfig
 from cooc.training.cache import ActivationCache
 from cooc.training.checkpoint import Checkpoint, Epoch
@@ -251,19 +251,24 @@ def validate(net: CoOcNet, cache: ActivationCache, photos: Photos, config: Train
     raw_vectors = "whitening" not in config.train  # a whitening that is only in front of the loss is fitted again
     held = _describe(net, cache, database, raw=raw_vectors)
     place = np.searchsorted(database, queries)
-    raw = _mean_ap(held, place, truth)
+    raw = mean_ap(average_precisions(held, place, truth))
     chosen = np.random.default_rng(config.seed).permutation(np.flatnonzero(~photos.held_out))[:WHITENING_SAMPLE]
     dim = min(WHITENING_DIM, len(chosen) // 4, held.shape[1])
     if not raw_vectors or dim < 32:
         return {"mAP": raw}
     whitening = fit_pca(_describe(net, cache, chosen, raw=True), dim)
-    return {"mAP": _mean_ap(whitening(held), place, truth), "mAP raw": raw}
+    return {"mAP": mean_ap(average_precisions(whitening(held), place, truth)), "mAP raw": raw}
 
 
-def _mean_ap(vectors: Tensor, queries: Ints, truth: Sequence[Any]) -> float:
+def average_precisions(vectors: Tensor, queries: Ints, truth: Sequence[Query]) -> Floats:
+    """Of each query, which is one of the rows, among all of them."""
     array = vectors.float().cpu().numpy()
     rankings, _ = reranking.rank(array[queries], array)
-    return round(100 * evaluate(rankings, truth, "holidays").map, 4)
+    return evaluate(rankings, truth, "holidays").ap
+
+
+def mean_ap(ap: Floats) -> float:
+    return round(100 * float(np.nanmean(ap)), 4)
 
 
 def _describe(net: CoOcNet, cache: ActivationCache, rows: Ints, raw: bool = False) -> Tensor:

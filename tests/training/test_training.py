@@ -20,6 +20,7 @@ from cooc.cooccurrence import Cooccurrence, direct_filter
 from cooc.datasets.photos import Photos, hold_out, load_photos
 from cooc.descriptor import Descriptor
 from cooc.errors import PARTIAL, DatasetError, InputError, UnknownNameError
+from cooc.evaluation import average_precision
 from cooc.filter_files import about_filter
 from cooc.pictures.batches import Item
 from cooc.pooler import Pooler
@@ -299,7 +300,8 @@ def test_whole_clusters_are_held_out() -> None:
     assert len(outside) == 2
     assert not inside & outside
     queries, database, truth = photos.validation()
-    assert len(queries) == len(database) == 8
+    assert len(queries) == 8
+    assert database.tolist() == list(range(24))  # of so few, all: the others are distractors
     assert all(len(np.asarray(t.positives)) == 3 for t in truth)
     assert not hold_out(photos, 0).held_out.any()
 
@@ -481,7 +483,7 @@ def test_the_best_epoch_is_kept_and_it_stops_early() -> None:
     assert validate(run.net, cache, photos, run.config)["mAP"] == scores[run.best]
 
 
-def test_it_learns_what_is_to_be_learned() -> None:
+def test_it_learns_what_is_to_be_learned(tmp_path: Path) -> None:
     """Half of the channels are noise. A filter can leave them out, and unseen things are found better then."""
     generator = torch.Generator().manual_seed(0)
     things = [torch.randn(3, 4, 5, generator=generator).clamp_min(0) for _ in range(20)]
@@ -493,6 +495,23 @@ def test_it_learns_what_is_to_be_learned() -> None:
     photos = hold_out(Photos("half noise", items, labels, positives, np.zeros(120, bool)), 0.4)
     run = train(cache, photos, config(lr=0.02, epochs=6, patience=6, queries=72, batch=12, options={"margin": 0.3}))
     assert run.history[run.best]["mAP"] > run.history[0]["mAP"] + 5
+    judged = finish(run, cache, photos, tmp_path, recipe=RAW, whitening="none")["judged"]
+    with torch.no_grad():
+        vectors = torch.cat([Pooler(RAW, C)(cache.batch([i])[0]) for i in range(120)])
+    queries = np.flatnonzero(photos.held_out)
+    ranks = [[i for i in np.argsort(-(vectors @ vectors[q]).numpy(), kind="stable") if i != q] for q in queries]
+    scores = [average_precision(np.flatnonzero(labels[r] == labels[q]), 5) for q, r in zip(queries, ranks, strict=True)]
+    assert judged["before"] == pytest.approx(100 * np.mean(scores), abs=1e-3)
+    assert judged["after"] > judged["before"] + 5
+    assert judged["better"]
+    kept = (tmp_path / "descriptor.json").read_bytes(), (tmp_path / "filter.safetensors").read_bytes()
+
+    # the same again from there on: nothing is gained, and what was written stays
+    learned = find_recipe(str(tmp_path)).config
+    again = finish(run, cache, photos, tmp_path, recipe=learned, whitening="none")["judged"]
+    assert (again["gain"], again["better"]) == ([0, 0], False)
+    assert kept == ((tmp_path / "descriptor.json").read_bytes(), (tmp_path / "filter.safetensors").read_bytes())
+    assert json.loads((tmp_path / "run.json").read_text())["judged"] == again
 
 
 def test_curves_for_tensorboard_or_a_word_how_to_get_it(tmp_path: Path) -> None:
@@ -548,6 +567,7 @@ def test_whitening_of_what_was_learned() -> None:
 def test_an_artefact_is_what_was_learned(tmp_path: Path, pooling: str, parts: tuple[str, ...]) -> None:
     """Filter, exponent and whitening: from the folder alone come the vectors that the network gives."""
     cache, photos = toy(48, 12)
+    photos = hold_out(photos, 0)  # nothing that could say that it does not help
     descriptor = DescriptorConfig(pooling=pooling, radius=1, mask="top-down")
     run = train(cache, photos, config(descriptor=descriptor, train=parts, epochs=1, rank=3, form="factored"))
     finish(run, cache, photos, tmp_path, recipe=descriptor.replace(size=800, scales=MULTI_SCALE), dim=4)
