@@ -13,6 +13,7 @@ from rich.table import Table
 
 from cooc.cli import app, err, out
 from cooc.cli.bars import counting
+from cooc.cli.upkeep import rebuild
 from cooc.errors import PARTIAL, InputError
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ def train(
     ] = "auto",
     workers: Annotated[int | None, typer.Option(min=0, help="Decoding processes; 0 is threads.")] = None,
     seed: Annotated[int, typer.Option()] = 0,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="With --index: describe the index with it at once, if it is better."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print run.json.")] = False,
 ) -> None:
     """Learn a co-occurrence filter from photos of which some show the same thing (section 5 of the paper).
@@ -195,6 +200,8 @@ def train(
         typer.echo(json.dumps(summary))
     else:
         _show_summary(summary, output, index)
+    if replace and index and summary.get("judged", {}).get("better"):
+        rebuild(index, str(output), device=device, workers=workers)
     if bad:
         raise typer.Exit(PARTIAL)
 
