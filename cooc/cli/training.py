@@ -76,8 +76,9 @@ def train(
     exclude: Annotated[list[str] | None, typer.Option(help="Labels to leave out.")] = None,
     not_in: Annotated[Path | None, typer.Option(help="A folder of test photos, none of which is trained on.")] = None,
     whitening: Annotated[
-        Literal["pca", "learned", "none"], typer.Option(help="The whitening that is fitted at the end.")
-    ] = "pca",
+        Literal["", "adapted", "pca", "learned", "none"],
+        typer.Option(help="Fitted at the end: pca; of fewer than 2000 photos the recipe's own, adapted to the pairs."),
+    ] = "",
     dim: Annotated[int | None, typer.Option(min=1, help="Dimensions after whitening. [default: the recipe's]")] = None,
     storage: Annotated[Storage, typer.Option(help="Dtype of the files that are written.")] = "float32",
     cache: Annotated[Path | None, typer.Option(help="Keep activations in this folder, not in memory.")] = None,
@@ -110,7 +111,7 @@ def train(
     from cooc.provenance import provenance
     from cooc.recipes import find_recipe
     from cooc.training import processes as running
-    from cooc.training.artefacts import finish
+    from cooc.training.artefacts import ENOUGH, finish, own_whitening
     from cooc.training.cache import build_cache
     from cooc.training.mining import mine_pairs
     from cooc.training.train import TrainConfig
@@ -168,6 +169,11 @@ def train(
         with counting("verifying pairs") as show:
             photos = verify(photos, kept, descriptor, progress=show)
         photos = photos if pairs == "verified" else all_pairs(photos)
+        few = whitening == "adapted" or (not whitening and len(photos) < ENOUGH)
+        layer_of_recipe = own_whitening(named.replace(dim=dim or named.dim)) if few else None
+        if whitening == "adapted" and layer_of_recipe is None:
+            raise InputError(f"{recipe} has no whitening to {dim or named.dim} dimensions to adapt: --whitening pca")
+        whitening = whitening or ("pca" if layer_of_recipe is None else "adapted")
         first = running.rank() == 0
         if first:
             for one in bad:
@@ -178,6 +184,7 @@ def train(
             photos,
             settings,
             folder=output,
+            whitening=layer_of_recipe,
             resume=resume,
             tensorboard=tensorboard,
             report=lambda epoch: err.print(_line(epoch)) if first else None,

@@ -26,15 +26,17 @@ from cooc.training import filters
 from cooc.training.cache import ActivationCache
 from cooc.training.network import CoOcNet, describe
 from cooc.training.train import Run, average_precisions, mean_ap
-from cooc.whitening import Whitening, fit_learned, fit_pca
+from cooc.whitening import Whitening, adapt, fit_learned, fit_pca
 
 FEWEST = 10  # queries that can tell whether something is better
+ENOUGH = 2000  # photos, about four for each dimension, to fit a whitening on
 
 
 def fit_whitening(
     run: Run, cache: ActivationCache, photos: Photos, kind: str, dim: int, meta: Mapping[str, str]
 ) -> Whitening:
-    """The whitening that goes with what was learned: `pca` of the photos, `learned` from their matching pairs (Lw).
+    """The whitening that goes with what was learned: `pca` of the photos, `learned` from their matching pairs (Lw), or
+    the recipe's own, through which it was learned, `adapted` to these pairs.
 
     Photos that were held out have no part in it: they are to judge it. A layer that was trained is that whitening
     already.
@@ -45,12 +47,14 @@ def fit_whitening(
     rows = np.flatnonzero(~photos.held_out)
     with torch.no_grad():
         vectors = describe(run.net, cache, torch.from_numpy(rows), raw=True)
+    queries, positives = (np.searchsorted(rows, side) for side in photos.pairs(held_out=False))
+    if kind == "adapted" and run.net.layer is not None:
+        return adapt(run.net.layer, vectors, queries, positives, meta=meta).to("cpu")
     dim = min(dim or vectors.shape[1], vectors.shape[1], len(vectors) - 1)
     if kind == "learned":
-        queries, positives = (np.searchsorted(rows, side) for side in photos.pairs(held_out=False))
         return fit_learned(vectors, queries, positives, dim, meta=meta).to("cpu")
     if kind != "pca":
-        raise UnknownNameError("whitening", kind, ("pca", "learned"))
+        raise UnknownNameError("whitening", kind, ("adapted", "pca", "learned"))
     return fit_pca(vectors, dim, meta=meta).to("cpu")
 
 
@@ -61,7 +65,7 @@ def judge(
     """mAP of the photos held out, by the recipe as it is and by what was learned: is that better beyond chance?"""
     queries, database, truth = photos.validation()
     ap = []
-    for net, layer in ((CoOcNet(recipe, cache.channels, train=()), _own(recipe)), (run.net, whitening)):
+    for net, layer in ((CoOcNet(recipe, cache.channels, train=()), own_whitening(recipe)), (run.net, whitening)):
         vectors = describe(net.to(cache.device), cache, torch.from_numpy(database), raw=True)
         vectors = vectors if layer is None else layer.to(cache.device)(vectors)
         ap.append(average_precisions(vectors, np.searchsorted(database, queries), truth))
@@ -70,13 +74,13 @@ def judge(
     return {"queries": len(queries), "before": mean_ap(ap[0]), "after": mean_ap(ap[1]), "gain": gain, "better": better}
 
 
-def _own(recipe: DescriptorConfig) -> Whitening | None:
+def own_whitening(recipe: DescriptorConfig) -> Whitening | None:
     """The whitening that a recipe has already; none, where it would have to be fitted first."""
     try:
         found = find_whitening(recipe) if recipe.whitening else None
     except WhiteningError:
         return None
-    return found.truncate(recipe.dim or found.dim) if found is not None else None
+    return found.truncate(recipe.dim or found.dim) if found is not None and recipe.dim <= found.dim else None
 
 
 def finish(
