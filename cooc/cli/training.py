@@ -68,7 +68,9 @@ def train(
     queries: Annotated[int, typer.Option(min=1, help="Tuples in an epoch.")] = 2000,
     positives: Annotated[int, typer.Option(min=1, help="Positives in a tuple.")] = 2,
     negatives: Annotated[int, typer.Option(min=1, help="Negatives in a tuple, each of another label.")] = 10,
-    pool: Annotated[int, typer.Option(min=2, help="Photos that negatives are mined from.")] = 20000,
+    pool: Annotated[
+        int, typer.Option(min=2, help="Photos that negatives are mined from; of an index, those that are compared.")
+    ] = 20000,
     pairs: Annotated[
         Literal["verified", "all"], typer.Option(help="Pairs of one label to train on: those that match, or all.")
     ] = "verified",
