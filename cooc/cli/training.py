@@ -13,7 +13,6 @@ from rich.table import Table
 
 from cooc.cli import app, err, out
 from cooc.cli.bars import counting
-from cooc.cli.upkeep import rebuild
 from cooc.errors import PARTIAL, InputError
 
 if TYPE_CHECKING:
@@ -78,9 +77,9 @@ def train(
     exclude: Annotated[list[str] | None, typer.Option(help="Labels to leave out.")] = None,
     not_in: Annotated[Path | None, typer.Option(help="A folder of test photos, none of which is trained on.")] = None,
     whitening: Annotated[
-        Literal["", "adapted", "pca", "learned", "none"],
+        Literal["adapted", "pca", "learned", "none"] | None,
         typer.Option(help="Fitted at the end: pca; of fewer than 2000 photos the recipe's own, adapted to the pairs."),
-    ] = "",
+    ] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Dimensions after whitening. [default: the recipe's]")] = None,
     storage: Annotated[Storage, typer.Option(help="Dtype of the files that are written.")] = "float32",
     cache: Annotated[Path | None, typer.Option(help="Keep activations in this folder, not in memory.")] = None,
@@ -210,6 +209,8 @@ def train(
     else:
         _show_summary(summary, output, index)
     if replace and index and summary.get("judged", {}).get("better"):
+        from cooc.cli.upkeep import rebuild
+
         rebuild(index, str(output), device=device, workers=workers)
     if bad:
         raise typer.Exit(PARTIAL)
