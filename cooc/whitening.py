@@ -5,6 +5,7 @@ Channels that fire together count twice in an inner product. Whitening, fitted o
     PCA      projection = diag(eigenvalue^-exponent) V^T     eigenvectors V of the covariance, decreasing order
     learned  projection = V^T P1                             P1 undoes the covariance of matching-pair differences,
                                                              V rotates what is left to its principal axes
+    adapted  projection = P1 times that of another one       P1 as above, of its vectors, shrunk: for few pairs
 
 Exponent 0.5 makes the covariance of the training vectors the identity, smaller ones are softer, 0 only rotates. Rows of
 the projection are ordered, so the first d of them are the whitening to d (`Whitening.truncate`). Fits run in float64.
@@ -230,6 +231,32 @@ def fit_learned(
     projection = torch.linalg.solve_triangular(factor, axes, upper=False, left=False)  # V^T P1: (d, D)
     extra = {"pairs": str(len(queries))} | dict(meta or {})
     return _assemble("learned", mean, projection, values, exponent, len(used), extra)
+
+
+def adapt(
+    whitening: Whitening,
+    vectors: Tensor,
+    query_idx: Indices,
+    positive_idx: Indices,
+    *,
+    meta: Mapping[str, str] | None = None,
+) -> Whitening:
+    """A whitening that is there, turned to another kind of pictures by matching pairs of its (N, D) vectors.
+
+    Lw of what it gives, for as few as some hundred pairs: the covariance of their differences is shrunk towards a
+    multiple of the identity, which would leave all as it is, the more so the fewer they are (OAS, Chen et al. 2010).
+    """
+    queries, positives = _pairs(query_idx, positive_idx, whitening(vectors.double()))
+    difference = queries - positives  # (pairs, d)
+    covariance = difference.T @ difference / len(difference)
+    dim, trace, square = len(covariance), float(covariance.trace()), float(covariance.square().sum())
+    uneven = (len(difference) + 1) * (square - trace**2 / dim)
+    share = min(1.0, (square + trace**2) / uneven) if uneven > 0 else 1.0
+    values, axes = torch.linalg.eigh((1 - share) * covariance + share * trace / dim * torch.eye(dim).to(covariance))
+    turn = (axes * (values * dim / trace).rsqrt()) @ axes.T
+    own = {"kind": "adapted", "pairs": str(len(difference)), "shrinkage": f"{share:.4f}"}
+    projection = (turn @ whitening.projection.to(turn)).float()
+    return Whitening(whitening.mean, projection, dict(whitening.meta) | own | dict(meta or {}))
 
 
 def _pairs(query_idx: Indices, positive_idx: Indices, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from sklearn.covariance import OAS
 from sklearn.decomposition import PCA
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from cooc.whitening import (
     STORAGE,
     PCAFitter,
     Whitening,
+    adapt,
     fit_learned,
     fit_pca,
     load,
@@ -358,6 +360,24 @@ def test_learned_leaves_zero_vectors_out() -> None:
     padded = torch.cat([x, torch.zeros(1, 12)])
     fitted = fit_learned(padded, [*queries, 120, 0], [*positives, 3, 120], 6)
     torch.testing.assert_close(fitted.projection, fit_learned(x, queries, positives, 6).projection)
+
+
+@pytest.mark.parametrize("pairs", [20, 400])
+def test_adapted_is_lw_of_what_the_whitening_gives_shrunk_as_sklearn_does(pairs: int) -> None:
+    x = spectrum(2 * pairs, 12)
+    x[pairs:] = x[:pairs] + 0.3 * spectrum(pairs, 12, decay=1.5, seed=2)
+    given = fit_pca(spectrum(50, 12, seed=1), 7)
+    adapted = adapt(given, x, range(pairs), range(pairs, 2 * pairs))
+    z = given(x.double())
+    oas = OAS(assume_centered=True).fit((z[:pairs] - z[pairs:]).numpy())
+    values, axes = np.linalg.eigh(oas.covariance_)
+    expected = whitened(x, given).numpy() @ (axes / np.sqrt(values)) @ axes.T
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(adapted(x.double()).numpy(), expected, atol=1e-5)
+    assert float(adapted.meta["shrinkage"]) == pytest.approx(oas.shrinkage_, abs=1e-4)
+    assert (adapted.meta["kind"], adapted.meta["pairs"]) == ("adapted", str(pairs))
+    alone = adapt(given, x, [0], [pairs])  # one pair tells nothing
+    np.testing.assert_allclose(alone(x).numpy(), given(x).numpy(), atol=1e-5)
 
 
 def test_learned_bad_pairs() -> None:

@@ -28,19 +28,29 @@ DEFAULT_RANK = 32
 
 @app.command()
 def train(
-    data: Annotated[
-        Path, typer.Option(help="Labelled folders, a folder with ground_truth.json, or retrieval-SfM-120k's.")
-    ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="RUN", help="Folder for all that is written.")],
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="What to learn a filter for.")] = "paper-bilinear",
-    size: Annotated[int, typer.Option(min=32, help="Longest side of the photos in pixels.")] = 640,
+    data: Annotated[
+        Path | None, typer.Option(help="Labelled folders, a folder with ground_truth.json, or retrieval-SfM-120k's.")
+    ] = None,
+    index: Annotated[
+        str, typer.Option(metavar="INDEX", help="Instead: pictures of an index that geometry proves to match.")
+    ] = "",
+    recipe: Annotated[
+        str, typer.Option("--recipe", "-r", help="What to learn for. [default: paper-bilinear, or that of the index]")
+    ] = "",
+    size: Annotated[
+        int | None, typer.Option(min=32, help="Longest side of the photos. [default: 640, or that of the index]")
+    ] = None,
     form: Annotated[Literal["learned", "factored"], typer.Option(help="A full filter, or low rank.")] = "factored",
     rank: Annotated[
         int, typer.Option(min=0, help="Rank of a factored filter (0: 32); a full one is cut to it at the end (0: not).")
     ] = 0,
     parts: Annotated[
-        str, typer.Option("--train", help="What to train: filter, exponent, whitening, by commas.")
-    ] = "filter",
+        str,
+        typer.Option(
+            "--train", help="What to train: filter, exponent, whitening, by commas. [default: filter, if there is one]"
+        ),
+    ] = "",
     layer: Annotated[int, typer.Option(min=0, help="Dimensions of a whitening layer before the loss; 0: none.")] = 0,
     loss: Annotated[
         Literal["contrastive", "triplet", "smooth-ap"], typer.Option(help="The paper's is contrastive.")
@@ -57,7 +67,9 @@ def train(
     queries: Annotated[int, typer.Option(min=1, help="Tuples in an epoch.")] = 2000,
     positives: Annotated[int, typer.Option(min=1, help="Positives in a tuple.")] = 2,
     negatives: Annotated[int, typer.Option(min=1, help="Negatives in a tuple, each of another label.")] = 10,
-    pool: Annotated[int, typer.Option(min=2, help="Photos that negatives are mined from.")] = 20000,
+    pool: Annotated[
+        int, typer.Option(min=2, help="Photos that negatives are mined from; of an index, those that are compared.")
+    ] = 20000,
     pairs: Annotated[
         Literal["verified", "all"], typer.Option(help="Pairs of one label to train on: those that match, or all.")
     ] = "verified",
@@ -65,8 +77,9 @@ def train(
     exclude: Annotated[list[str] | None, typer.Option(help="Labels to leave out.")] = None,
     not_in: Annotated[Path | None, typer.Option(help="A folder of test photos, none of which is trained on.")] = None,
     whitening: Annotated[
-        Literal["pca", "learned", "none"], typer.Option(help="The whitening that is fitted at the end.")
-    ] = "pca",
+        Literal["adapted", "pca", "learned", "none"] | None,
+        typer.Option(help="Fitted at the end: pca; of fewer than 2000 photos the recipe's own, adapted to the pairs."),
+    ] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Dimensions after whitening. [default: the recipe's]")] = None,
     storage: Annotated[Storage, typer.Option(help="Dtype of the files that are written.")] = "float32",
     cache: Annotated[Path | None, typer.Option(help="Keep activations in this folder, not in memory.")] = None,
@@ -79,28 +92,51 @@ def train(
     ] = "auto",
     workers: Annotated[int | None, typer.Option(min=0, help="Decoding processes; 0 is threads.")] = None,
     seed: Annotated[int, typer.Option()] = 0,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="With --index: describe the index with it at once, if it is better."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print run.json.")] = False,
 ) -> None:
     """Learn a co-occurrence filter from photos of which some show the same thing (section 5 of the paper).
 
     RUN is then a recipe for any command (descriptor.json, filter.safetensors, whitening.safetensors), and holds
-    run.json, log.jsonl and the checkpoint too. On several GPUs: torchrun --nproc-per-node 4 -m cooc.cli train
+    run.json, log.jsonl and the checkpoint too. If photos that were held out are not found better than by the recipe as
+    it is, that is said, and RUN is none. On several GPUs: torchrun --nproc-per-node 4 -m cooc.cli train
     --cache FOLDER ...
     """
     from cooc.activations import resolve_device
     from cooc.datasets.photos import load_photos
+    from cooc.image_search import ImageSearch
+    from cooc.pooling import POOLINGS
     from cooc.provenance import provenance
     from cooc.recipes import find_recipe
     from cooc.training import processes as running
-    from cooc.training.artefacts import finish
+    from cooc.training.artefacts import ENOUGH, finish, own_whitening
     from cooc.training.cache import build_cache
+    from cooc.training.mining import mine_pairs
     from cooc.training.train import TrainConfig
     from cooc.training.train import train as learn
     from cooc.training.verification import all_pairs, verify
 
-    named = find_recipe(recipe).config
+    if bool(index) == (data is not None):
+        raise InputError(
+            "Learn from labelled photos, --data FOLDER, or from an index, --index INDEX: give one of them."
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    if data is not None:
+        photos = load_photos(data, exclude=exclude or (), not_in=not_in, held_out=held_out, seed=seed)
+        recipe, size = recipe or "paper-bilinear", size or 640
+        named = find_recipe(recipe).config
+    else:
+        with ImageSearch.open(index, device=device) as search, counting("pictures compared") as show:
+            photos = mine_pairs(search, most=pool, held_out=held_out, seed=seed, device=device, progress=show)
+            named = find_recipe(recipe).config if recipe else search.config
+            recipe, size = recipe or search.meta.recipe, size or named.size
+    parts = parts or ("filter" if POOLINGS[named.pooling].cooccurrence else "exponent")
     descriptor = named.replace(size=size, scales=(1.0,), whitening="", dim=0, dtype=dtype)
-    descriptor = descriptor.replace(cooccurrence="direct", filter="")  # where learning starts
+    if POOLINGS[named.pooling].cooccurrence:
+        descriptor = descriptor.replace(cooccurrence="direct", filter="")  # where learning starts
     options = {"margin": margin, "temperature": temperature}
     settings = TrainConfig(
         descriptor,
@@ -122,8 +158,6 @@ def train(
         dtype=dtype,
         seed=seed,
     )
-    output.mkdir(parents=True, exist_ok=True)
-    photos = load_photos(data, exclude=exclude or (), not_in=not_in, held_out=held_out, seed=seed)
     with running.processes(device) as own:
         if running.world() > 1 and cache is None:
             raise InputError("Several processes share activations on disk: add --cache FOLDER.")
@@ -136,6 +170,11 @@ def train(
         with counting("verifying pairs") as show:
             photos = verify(photos, kept, descriptor, progress=show)
         photos = photos if pairs == "verified" else all_pairs(photos)
+        few = whitening == "adapted" or (not whitening and len(photos) < ENOUGH)
+        layer_of_recipe = own_whitening(named.replace(dim=dim or named.dim)) if few else None
+        if whitening == "adapted" and layer_of_recipe is None:
+            raise InputError(f"{recipe} has no whitening to {dim or named.dim} dimensions to adapt: --whitening pca")
+        whitening = whitening or ("pca" if layer_of_recipe is None else "adapted")
         first = running.rank() == 0
         if first:
             for one in bad:
@@ -146,6 +185,7 @@ def train(
             photos,
             settings,
             folder=output,
+            whitening=layer_of_recipe,
             resume=resume,
             tensorboard=tensorboard,
             report=lambda epoch: err.print(_line(epoch)) if first else None,
@@ -167,7 +207,11 @@ def train(
     if as_json:
         typer.echo(json.dumps(summary))
     else:
-        _show_summary(summary, output)
+        _show_summary(summary, output, index)
+    if replace and index and summary.get("judged", {}).get("better"):
+        from cooc.cli.upkeep import rebuild
+
+        rebuild(index, str(output), device=device, workers=workers)
     if bad:
         raise typer.Exit(PARTIAL)
 
@@ -178,18 +222,25 @@ def _line(epoch: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _show_summary(summary: dict[str, Any], folder: Path) -> None:
-    history, best = summary["history"], summary["best"]
-    if "mAP" in history[0]:
-        out.print(f"Validation mAP {history[0]['mAP']:.2f} before, {history[best]['mAP']:.2f} after epoch {best}.")
+def _show_summary(summary: dict[str, Any], folder: Path, index: str) -> None:
     out.print(f"{summary['seconds']:.0f} s, {summary['peak_bytes'] / 1e9:.2f} GB at most.")
+    judged = summary.get("judged")
+    if judged is not None:
+        gain = "[{:+.2f}, {:+.2f}]".format(*judged["gain"])
+        out.print(f"mAP of {judged['queries']} photos held out: {judged['before']:.2f} as it is, ", end="")
+        out.print(f"{judged['after']:.2f} as learned; the gain, 95 %: {gain}.", markup=False)
+        if not judged["better"]:
+            kept = f"{index} stays" if index else f"use the recipe {summary['recipe']}"
+            out.print(f"Not better beyond chance, so no recipe was written: {kept} as it is.", markup=False)
+            return
     if "filter" in summary:
         found = summary["filter"]
         size = f"{found['bytes'] / 1e6:.1f} MB, error {found['error']:.2g}"
         out.print(f"{folder / found['file']}: {found['form']}, {size}", markup=False)
     if "exponent" in summary:
         out.print(f"exponent {summary['exponent']:.4f}")
-    out.print(f"Use it: cooc index FOLDER -r {shlex.quote(str(folder))}", markup=False, soft_wrap=True)
+    use = f"cooc rebuild --index {shlex.quote(index)}" if index else "cooc index FOLDER"
+    out.print(f"Use it: {use} -r {shlex.quote(str(folder))}", markup=False, soft_wrap=True)
 
 
 @filter_app.command("show")

@@ -6,7 +6,8 @@
 
 Photos of one label, cluster or answer are never negatives for each other. Whether they are positives is another matter:
 two photos of a castle may show its gate and its dungeon. SfM clusters and ground truths say which pairs match; labels
-do not, and their pairs are verified first (cooc/training/verification.py).
+do not, and their pairs are verified first (cooc/training/verification.py). An index has pairs, too
+(cooc/training/mining.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from cooc.pictures.boxes import Box
 from cooc.unpickling import load_arrays
 
 Ints = NDArray[np.int64]
+
+FEW = 1000  # photos held out
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +75,11 @@ class Photos:
     def validation(self) -> tuple[Ints, Ints, list[Query]]:
         """The held-out part as a data set: query rows, database rows, and the ground truth in terms of the latter.
 
-        A photo of the same cluster that was not verified is neither right nor wrong: it is junk.
+        A photo of the same cluster that was not verified is neither right nor wrong: it is junk. Among a few photos all
+        is found; then those that are trained on are distractors.
         """
         database = np.flatnonzero(self.held_out)
+        database = database if len(database) >= FEW else np.arange(len(self))
         place = {int(row): i for i, row in enumerate(database)}
         queries, truth = self.queries(held_out=True), []
         for q in queries:

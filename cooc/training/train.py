@@ -30,7 +30,7 @@ from cooc import reranking
 from cooc.activations import resolve_dtype
 from cooc.datasets.photos import Ints, Photos
 from cooc.errors import InputError, UnknownNameError
-from cooc.evaluation import evaluate
+from cooc.evaluation import Floats, Query, evaluate
 from cooc.recipes import DescriptorConfig
 from cooc.training.cache import ActivationCache
 from cooc.training.checkpoint import Checkpoint, Epoch
@@ -38,7 +38,7 @@ from cooc.training.losses import LOSSES
 from cooc.training.network import CoOcNet, describe
 from cooc.training.processes import rank, world
 from cooc.training.tuples import mine, tuples
-from cooc.whitening import fit_pca
+from cooc.whitening import Whitening, fit_pca
 
 RATES = {"learned": 8e-3, "factored": 1e-2}  # measured: docs/training.md
 EXPONENT_RATE = 1000  # times the filter's: an exponent is one number near 3
@@ -112,13 +112,15 @@ def train(
     config: TrainConfig,
     *,
     folder: Path | None = None,
+    whitening: Whitening | None = None,
     resume: bool = False,
     tensorboard: bool = False,
     report: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Run:
     """Train on photos (row i of the cache is photo i). With a folder, it keeps a checkpoint and a log there.
 
-    report is called after every epoch with its line of the log.
+    whitening: that of the recipe, where the photos are too few to fit one: the loss and the validation see what it
+    gives, so that epoch 0 is the recipe as it is. report is called after every epoch with its line of the log.
     """
     if len(cache) != len(photos):
         raise InputError(f"{len(photos)} photos, but activations of {len(cache)}: keep the rows of both together.")
@@ -128,7 +130,7 @@ def train(
     device = cache.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    net = _build(cache, photos, config).to(device)
+    net = _build(cache, photos, config, whitening).to(device)
     groups = [{"params": [p for n, p in net.named_parameters() if p.requires_grad and n != "exponent"]}]
     if "exponent" in config.train:
         groups.append({"params": [net.exponent], "lr": config.rate * EXPONENT_RATE})  # type: ignore[dict-item]
@@ -159,8 +161,7 @@ def train(
     return Run(config, net, kept.history, kept.best, round(seconds, 3), _peak(device))
 
 
-def _build(cache: ActivationCache, photos: Photos, config: TrainConfig) -> CoOcNet:
-    whitening = None
+def _build(cache: ActivationCache, photos: Photos, config: TrainConfig, whitening: Whitening | None) -> CoOcNet:
     if config.layer:
         direct = CoOcNet(config.descriptor, cache.channels, train=()).to(cache.device)
         with torch.no_grad():
@@ -243,27 +244,34 @@ def gradients(net: CoOcNet, cache: ActivationCache, rows: Ints, config: TrainCon
 def validate(net: CoOcNet, cache: ActivationCache, photos: Photos, config: TrainConfig) -> Epoch:
     """mAP on the held-out part: of the vectors as they are, and whitened as a search would (PCA of training photos).
 
-    "mAP" is the one that chooses the best epoch: whitened, or raw where there are too few photos to fit a whitening.
+    "mAP" is the one that chooses the best epoch: whitened, or raw where there are too few photos to fit a whitening. A
+    whitening layer that is trained, or the recipe's own, is not fitted again.
     """
     queries, database, truth = photos.validation()
     if not len(queries):
         return {}
-    raw_vectors = "whitening" not in config.train  # a whitening that is only in front of the loss is fitted again
+    own = net.layer is not None and not config.layer
+    raw_vectors = "whitening" not in config.train and not own
     held = _describe(net, cache, database, raw=raw_vectors)
     place = np.searchsorted(database, queries)
-    raw = _mean_ap(held, place, truth)
+    raw = mean_ap(average_precisions(held, place, truth))
     chosen = np.random.default_rng(config.seed).permutation(np.flatnonzero(~photos.held_out))[:WHITENING_SAMPLE]
     dim = min(WHITENING_DIM, len(chosen) // 4, held.shape[1])
     if not raw_vectors or dim < 32:
         return {"mAP": raw}
     whitening = fit_pca(_describe(net, cache, chosen, raw=True), dim)
-    return {"mAP": _mean_ap(whitening(held), place, truth), "mAP raw": raw}
+    return {"mAP": mean_ap(average_precisions(whitening(held), place, truth)), "mAP raw": raw}
 
 
-def _mean_ap(vectors: Tensor, queries: Ints, truth: Sequence[Any]) -> float:
+def average_precisions(vectors: Tensor, queries: Ints, truth: Sequence[Query]) -> Floats:
+    """Of each query, which is one of the rows, among all of them."""
     array = vectors.float().cpu().numpy()
     rankings, _ = reranking.rank(array[queries], array)
-    return round(100 * evaluate(rankings, truth, "holidays").map, 4)
+    return evaluate(rankings, truth, "holidays").ap
+
+
+def mean_ap(ap: Floats) -> float:
+    return round(100 * float(np.nanmean(ap)), 4)
 
 
 def _describe(net: CoOcNet, cache: ActivationCache, rows: Ints, raw: bool = False) -> Tensor:

@@ -20,6 +20,7 @@ from cooc.cooccurrence import Cooccurrence, direct_filter
 from cooc.datasets.photos import Photos, hold_out, load_photos
 from cooc.descriptor import Descriptor
 from cooc.errors import PARTIAL, DatasetError, InputError, UnknownNameError
+from cooc.evaluation import average_precision, evaluate
 from cooc.filter_files import about_filter
 from cooc.pictures.batches import Item
 from cooc.pooler import Pooler
@@ -32,9 +33,10 @@ from cooc.training.losses import contrastive
 from cooc.training.network import CoOcNet, describe
 from cooc.training.train import TrainConfig, gradients, mined, train, validate
 from cooc.training.tuples import mine, tuples
-from cooc.training.verification import all_pairs, shared_layout, verify
-from cooc.whitening import fit_pca
+from cooc.training.verification import all_pairs, verify
+from cooc.whitening import adapt, fit_pca
 from tests.shell import shell
+from tests.verification.pictures import SLANTED, photo, turned, warp
 
 C = 6
 CPU = torch.device("cpu")
@@ -299,7 +301,8 @@ def test_whole_clusters_are_held_out() -> None:
     assert len(outside) == 2
     assert not inside & outside
     queries, database, truth = photos.validation()
-    assert len(queries) == len(database) == 8
+    assert len(queries) == 8
+    assert database.tolist() == list(range(24))  # of so few, all: the others are distractors
     assert all(len(np.asarray(t.positives)) == 3 for t in truth)
     assert not hold_out(photos, 0).held_out.any()
 
@@ -481,7 +484,7 @@ def test_the_best_epoch_is_kept_and_it_stops_early() -> None:
     assert validate(run.net, cache, photos, run.config)["mAP"] == scores[run.best]
 
 
-def test_it_learns_what_is_to_be_learned() -> None:
+def test_it_learns_what_is_to_be_learned(tmp_path: Path) -> None:
     """Half of the channels are noise. A filter can leave them out, and unseen things are found better then."""
     generator = torch.Generator().manual_seed(0)
     things = [torch.randn(3, 4, 5, generator=generator).clamp_min(0) for _ in range(20)]
@@ -493,6 +496,23 @@ def test_it_learns_what_is_to_be_learned() -> None:
     photos = hold_out(Photos("half noise", items, labels, positives, np.zeros(120, bool)), 0.4)
     run = train(cache, photos, config(lr=0.02, epochs=6, patience=6, queries=72, batch=12, options={"margin": 0.3}))
     assert run.history[run.best]["mAP"] > run.history[0]["mAP"] + 5
+    judged = finish(run, cache, photos, tmp_path, recipe=RAW, whitening="none")["judged"]
+    with torch.no_grad():
+        vectors = torch.cat([Pooler(RAW, C)(cache.batch([i])[0]) for i in range(120)])
+    queries = np.flatnonzero(photos.held_out)
+    ranks = [[i for i in np.argsort(-(vectors @ vectors[q]).numpy(), kind="stable") if i != q] for q in queries]
+    scores = [average_precision(np.flatnonzero(labels[r] == labels[q]), 5) for q, r in zip(queries, ranks, strict=True)]
+    assert judged["before"] == pytest.approx(100 * np.mean(scores), abs=1e-3)
+    assert judged["after"] > judged["before"] + 5
+    assert judged["better"]
+    kept = (tmp_path / "descriptor.json").read_bytes(), (tmp_path / "filter.safetensors").read_bytes()
+
+    # the same again from there on: nothing is gained, and what was written stays
+    learned = find_recipe(str(tmp_path)).config
+    again = finish(run, cache, photos, tmp_path, recipe=learned, whitening="none")["judged"]
+    assert (again["gain"], again["better"]) == ([0, 0], False)
+    assert kept == ((tmp_path / "descriptor.json").read_bytes(), (tmp_path / "filter.safetensors").read_bytes())
+    assert json.loads((tmp_path / "run.json").read_text())["judged"] == again
 
 
 def test_curves_for_tensorboard_or_a_word_how_to_get_it(tmp_path: Path) -> None:
@@ -531,15 +551,39 @@ def test_a_whitening_layer_can_be_trained_and_is_the_whitening_then() -> None:
         torch.testing.assert_close(whitening(raw), describe(run.net, cache, range(4), positions=99))
 
 
+def test_learning_starts_from_the_whitening_of_the_recipe() -> None:
+    """Epoch 0 is the recipe as it is; what goes with the filter at the end is its whitening, adapted to the pairs."""
+    cache, photos = toy(48, 12)
+    with torch.no_grad():
+        vectors = torch.cat([Pooler(RAW, C)(cache.batch([i])[0]) for i in range(48)])
+    own = fit_pca(vectors[:30], 5)
+    run = train(cache, photos, config(epochs=1), whitening=own)
+    queries, _, truth = photos.validation()
+    whitened = own(vectors)
+    ranks = [(-whitened @ whitened[q]).argsort(stable=True).numpy() for q in queries]
+    assert run.history[0] == {"epoch": 0, "mAP": pytest.approx(100 * evaluate(ranks, truth, "holidays").map, abs=1e-3)}
+    assert run.net.layer is not None
+    assert torch.equal(run.net.layer.projection, own.projection)
+    adapted = fit_whitening(run, cache, photos, "adapted", 0, {"space": "toy"})
+    rows = np.flatnonzero(~photos.held_out)
+    queries, positives = photos.pairs(held_out=False)
+    with torch.no_grad():
+        learned = describe(run.net, cache, range(48), raw=True)
+    expected = adapt(own, learned[rows], np.searchsorted(rows, queries), np.searchsorted(rows, positives))
+    torch.testing.assert_close(adapted(learned), expected(learned))
+    assert adapted.meta["space"] == "toy"
+
+
 def test_whitening_of_what_was_learned() -> None:
     cache, photos = toy(48, 12)
     run = train(cache, photos, config(epochs=1, descriptor=SKETCH))
     vectors = describe(run.net, cache, range(48), positions=999).detach()
     pca = fit_whitening(run, cache, photos, "pca", 10, {"space": "s"})
-    torch.testing.assert_close(pca(vectors).detach(), fit_pca(vectors, 10)(vectors))
+    seen = vectors[~photos.held_out]  # what is held out is to judge it
+    torch.testing.assert_close(pca(vectors).detach(), fit_pca(seen, 10)(vectors))
     learned = fit_whitening(run, cache, photos, "learned", 10, {"space": "s"})
     assert learned.meta["kind"] == "learned"
-    assert learned.meta["pairs"] == str(48 * 3)
+    assert learned.meta["pairs"] == str(len(seen) * 3)
     with pytest.raises(UnknownNameError):
         fit_whitening(run, cache, photos, "pcaa", 10, {})
 
@@ -548,6 +592,7 @@ def test_whitening_of_what_was_learned() -> None:
 def test_an_artefact_is_what_was_learned(tmp_path: Path, pooling: str, parts: tuple[str, ...]) -> None:
     """Filter, exponent and whitening: from the folder alone come the vectors that the network gives."""
     cache, photos = toy(48, 12)
+    photos = hold_out(photos, 0)  # nothing that could say that it does not help
     descriptor = DescriptorConfig(pooling=pooling, radius=1, mask="top-down")
     run = train(cache, photos, config(descriptor=descriptor, train=parts, epochs=1, rank=3, form="factored"))
     finish(run, cache, photos, tmp_path, recipe=descriptor.replace(size=800, scales=MULTI_SCALE), dim=4)
@@ -647,38 +692,22 @@ def test_strongest_pairs() -> None:
 # Verified pairs
 
 
-def view(scene: Tensor, y: int, x: int, h: int = 9, w: int = 11) -> Tensor:
-    return scene[:, y : y + h, x : x + w]
-
-
-def test_shifted_and_scaled_views_share_their_layout() -> None:
-    torch.manual_seed(0)
-    scene, other = (torch.randn(2, 64, 20, 24) - 1).clamp_min(0)
-    photo = view(scene, 4, 5)
-    twice = torch.nn.functional.interpolate(photo[None], scale_factor=2, mode="nearest")[0]
-    mixed = photo.flatten(1)[:, torch.randperm(9 * 11)].view_as(photo)  # the same things, in no order
-    shifted, unrelated, zeros = view(scene, 7, 9), view(other, 4, 5), torch.zeros_like(photo)
-    scores = shared_layout(photo, torch.stack([photo, shifted, unrelated, mixed, zeros]))
-    assert float(scores[0]) == pytest.approx(9 * 11, rel=1e-5)
-    assert float(scores[1]) == pytest.approx(6 * 7, rel=0.15)  # what both show
-    assert float(scores[2:4].max()) < 0.5 * float(scores[1])
-    assert float(scores[4]) == 0
-    assert float(shared_layout(photo, twice[None])[0]) > 0.5 * 9 * 11
-    padded = torch.nn.functional.pad(torch.stack([photo, shifted]), (0, 6, 0, 3))
-    torch.testing.assert_close(shared_layout(photo, padded), scores[:2])
-
-
-def test_pairs_of_one_label_are_verified() -> None:
-    """Two labels; under each two different scenes, two views of each: only views of one scene match."""
-    torch.manual_seed(1)
-    scenes = (torch.randn(4, 256, 20, 24) - 1.5).clamp_min(0)
-    cache = cache_of([view(scene, *at) for scene in scenes for at in ((4, 5), (5, 7))])
-    clusters = np.array([0, 0, 0, 0, 1, 1, 1, 1])
-    items = [Item(i, f"{i}.jpg") for i in range(8)]
-    photos = Photos("scenes", items, clusters, None, np.zeros(8, bool))
-    verified = verify(photos, cache, RAW)
-    assert {q: p.tolist() for q, p in verified.matches.items()} == {q: [q ^ 1] for q in range(8)}
-    assert verify(verified, cache, RAW) is verified
+def test_pairs_of_one_label_are_proven_by_geometry(tmp_path: Path) -> None:
+    """Two labels, and two things under the first: views of one thing match, those of another and copies do not."""
+    names, clusters = list[str](), list[int]()
+    for name, label in (("astronaut", 0), ("cat", 0), ("coffee", 1)):
+        for which, transform in (("near", turned(12, 0.8, (200, 150), (40, 30))), ("slanted", SLANTED)):
+            names.append(f"{name}-{which}.png")
+            clusters.append(label)
+            Image.fromarray(warp(photo(name), transform, (480, 450))).save(tmp_path / names[-1])
+    with Image.open(tmp_path / "coffee-near.png") as picture:
+        picture.resize((360, 338)).save(tmp_path / "smaller.png")
+    items = [Item(i, tmp_path / name) for i, name in enumerate([*names, "smaller.png"])]
+    photos = Photos("things", items, np.array([*clusters, 1]), None, np.zeros(7, bool))
+    verified = verify(photos, cache_of(maps(7)), RAW)
+    pairs = {q: p.tolist() for q, p in verified.matches.items()}
+    assert pairs == {0: [1], 1: [0], 2: [3], 3: [2], 4: [5], 5: [4, 6], 6: [5]}
+    assert verify(verified, cache_of(maps(7)), RAW) is verified
 
 
 # Commands, on real pictures with the real network
@@ -686,14 +715,13 @@ def test_pairs_of_one_label_are_verified() -> None:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three labels of four photos each, 96 pixels wide, and a file that is none; a ground truth over the photos."""
+    """Three labels of four photos each, 240 pixels wide, and a file that is none; a ground truth over the photos."""
     root = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    for label in ("castle", "tower", "bridge"):
+    for label, thing in (("castle", "astronaut"), ("tower", "coffee"), ("bridge", "rocket")):
         (root / "labels" / label).mkdir(parents=True)
-        scene = Image.fromarray(rng.integers(0, 255, (9, 9, 3), np.uint8)).resize((160, 160), Image.Resampling.BICUBIC)
-        for i, (x, y) in enumerate(((0, 0), (10, 20), (30, 8), (40, 40))):
-            scene.crop((x, y, x + 96, y + (96, 64)[i % 2])).save(root / "labels" / label / f"{label}{i}.png")
+        scene = Image.fromarray(photo(thing))
+        for i, (x, y) in enumerate(((0, 0), (25, 50), (75, 20), (100, 100))):
+            scene.crop((x, y, x + 240, y + (240, 160)[i % 2])).save(root / "labels" / label / f"{label}{i}.png")
     (root / "labels/tower/broken.jpg").write_bytes(b"no picture")
     names = sorted(path.name for path in (root / "labels").glob("*/*.png"))
     queries = [{"image": f"{n}0.png", "positives": [f"{n}{i}.png" for i in (1, 2, 3)]} for n in ("castle", "tower")]
