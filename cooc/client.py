@@ -172,6 +172,7 @@ class Options(Portion, total=False):
     rerank: Literal["none", "k-reciprocal", "diffusion", "superglobal"]
     augment: bool
     verify: bool
+    thorough: bool
 
 
 class Query(TypedDict, total=False):

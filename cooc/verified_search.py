@@ -25,7 +25,7 @@ from cooc.index.store import Store, Vectors, intact
 from cooc.verification.agreement import Agreement
 from cooc.verification.features import LocalFeatures, unpack
 from cooc.verification.probability import PROVEN, same_thing
-from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, TOP, rounds
+from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, THOROUGH, TOP, rounds
 from cooc.verification.verifier import verify
 from cooc.verification.words import signatures
 
@@ -93,7 +93,7 @@ def find_verified(
         verify=look,
         nearest=nearest,
         onward=onward if options.thorough else None,
-        top=TOP,
+        top=THOROUGH if options.thorough else TOP,
     )
     verified = any(agreement.strength >= LEAST for agreement in ranking.agreements.values())
     led = ranking.ids.tolist() if verified else []  # else the shortlist stays as it was

@@ -107,6 +107,26 @@ def test_filters(search: ImageSearch) -> None:
     assert outside.no_match
 
 
+def test_thorough_goes_on_from_what_is_proven(tmp_path: Path) -> None:
+    """The query shows the left of a scene, one picture all of it, another the right: only the scene joins them."""
+    scene = np.concatenate([photo("cat"), photo("coffee")[: photo("cat").shape[0]]], axis=1)
+    left, right = photo("cat"), scene[:, photo("cat").shape[1] + 20 :]
+    Image.fromarray(scene).save(tmp_path / "scene.png")
+    Image.fromarray(warp(right, turned(5, 0.9, (200, 150), (20, 20)), SIZE)).save(tmp_path / "right.png")
+    write_photos(tmp_path / "smooth", 14)
+    with ImageSearch.create(tmp_path / ".cooc", recipe=RECIPE, descriptor=descriptor()) as search:
+        search.index([tmp_path], workers=0)
+        place = {thorough: names(search, left, thorough).index("right.png") for thorough in (False, True)}
+        assert names(search, left, True)[:2] == ["scene.png", "right.png"]
+        assert place[False] > place[True]
+        matches = search.search(left, k=3, thorough=True).matches
+        assert [match.verified for match in matches] == [True, False, False]  # it shows nothing of the query
+
+
+def names(search: ImageSearch, image: np.ndarray, thorough: bool) -> list[str]:
+    return [match.path for match in search.search(image, k=16, thorough=thorough).matches]
+
+
 def test_pages_follow_one_another(search: ImageSearch) -> None:
     whole = search.search(asked("coffee"), k=26).matches
     pages = [search.search(asked("coffee"), k=4, offset=offset).matches for offset in range(0, 28, 4)]

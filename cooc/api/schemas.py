@@ -94,6 +94,10 @@ class SearchOptions(Portion):
         default=None,
         description="Check the best results by geometry. By default that is done where the index has local features.",
     )
+    thorough: bool = Field(
+        default=False,
+        description="Verify twice as many, and then what agrees with the best of those: slower, and finds more views.",
+    )
 
 
 class Ids(BaseModel):

@@ -29,7 +29,7 @@ from cooc.reranking import rank
 from cooc.verification.agreement import Agreement
 from cooc.verification.engines import KEPT, LONGEST, QUERY, extract
 from cooc.verification.features import unpack
-from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, TOP, rounds
+from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, THOROUGH, TOP, rounds
 from cooc.verification.verifier import verify
 from cooc.verification.words import ENGINE, signatures
 from cooc.verified_search import in_turn
@@ -198,7 +198,7 @@ def verified_rankings(
                 verify=look,
                 nearest=nearest,
                 onward=onward if stage == "thorough" else None,
-                top=top,
+                top=max(top, THOROUGH) if stage == "thorough" else top,
                 repeats=repeats,
             )
             stages[stage].append(_complete(found.ids, row, mine))

@@ -45,6 +45,9 @@ def search(
     ] = False,
     rerank: Annotated[str, typer.Option(help="none, k-reciprocal, diffusion or superglobal.")] = "none",
     verify: options.Verify = None,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Also verify by what was found: slower, and finds more views of a thing.")
+    ] = False,
     min_score: Annotated[float | None, typer.Option(help="Leave out results below this score.")] = None,
     folder: options.Folder = "",
     taken_from: Annotated[
@@ -84,6 +87,7 @@ def search(
         "where": _filter(folder, taken_from, taken_to, tag),
         "min_score": min_score,
         "verify": verify,
+        "thorough": thorough,
     }
     part = parse_box(box) if box else None
     keep = bool(html or sheet or open_)

@@ -60,6 +60,7 @@ class Ways(TypedDict, total=False):
     where: Filter | None
     min_score: float | None
     offset: int
+    thorough: bool
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from cooc.activations import resolve_device
 from cooc.datasets.photos import Photos, hold_out
 from cooc.errors import InputError
 from cooc.image_search import ImageSearch
-from cooc.index.shortlist import BLOCK, Groups, still_there
-from cooc.index.store import blocks
+from cooc.index.shortlist import BLOCK, Groups
+from cooc.index.store import blocks, intact
 from cooc.pictures.batches import Item
 from cooc.training.verification import proven
 from cooc.verification.features import unpack
@@ -55,7 +55,7 @@ def mine_pairs(
     def candidates() -> Iterator[tuple[str, list[str]]]:
         words, done = search.words, 0
         for block in blocks(chosen, BLOCK):
-            there, vectors = still_there(store, list(block))
+            there, vectors = intact(store, list(block))
             for name, near in zip(there, store.search(vectors, NEAREST + 1).ids if there else [], strict=True):
                 sharing = words.search(signatures(features([name]))[0], SHARING + 1) if words is not None else []
                 yield name, [other for other in dict.fromkeys([*near, *sharing]) if other != name]

@@ -27,7 +27,7 @@ const state = {
   kept: 0, // seconds for which the server keeps photos that it was sent
 };
 const visited = []; // queries, so that the browser's back button brings them back
-const SWITCHES = { verify: true, expand: false, rerank: false }; // and their defaults
+const SWITCHES = { verify: true, thorough: false, expand: false, rerank: false }; // and their defaults
 
 // --- asking ----------------------------------------------------------------------------------------------------------
 
@@ -37,6 +37,7 @@ function options() {
     expand: $("expand").checked ? "alpha" : "",
     rerank: $("rerank").checked ? "superglobal" : "",
     verify: $("verify").checked ? "" : "false", // by default it is done where it can be
+    thorough: $("thorough").checked ? "true" : "",
   };
 }
 
@@ -348,7 +349,7 @@ function showCollection() {
 async function showStatus() {
   const status = await call("status");
   $("collection").textContent = `${status.images.toLocaleString("en")} pictures in ${status.name}`;
-  $("verifying").hidden = !status.features;
+  for (const id of ["verifying", "deeper"]) $(id).hidden = !status.features;
   state.kept = status.keep_seconds;
   if (state.kept) $("privacy").textContent = `It is sent to this server only, and kept in its memory for ${Math.ceil(state.kept / 60)} minutes.`;
   selection.writable = status.writable;

@@ -153,3 +153,23 @@ def test_what_makes_no_sense_is_refused(ids: list[int], cosines: list[float], op
     world = World(clusters(), {})
     with pytest.raises(InputError):
         rounds(ids, cosines, vectors=world.vectors, verify=world.verify, **options)
+
+
+def test_a_thorough_search_finds_what_agrees_with_what_is_sure() -> None:
+    """Picture 3 agrees with the query, 40 with 3 alone: it comes second, though nothing near the query leads to it."""
+    vectors = clusters()
+    world = World(vectors, {3: 50.0, 5: 9.0})
+    onward: list[tuple[int, set[int]]] = []
+
+    def look(number: int, without: Any) -> dict[int, Any]:
+        onward.append((number, set(without)))
+        return {40: SimpleNamespace(strength=30.0), 41: SimpleNamespace(strength=4.0)}
+
+    plain = world.search(vectors[0], 8, nearest=None)
+    assert 40 not in plain.ids
+    found = world.search(vectors[0], 8, nearest=None, onward=look)
+    assert found.ids[:2].tolist() == [3, 40]
+    assert onward == [(3, {3})]  # 5 is verified, but not sure
+    assert 41 not in found.ids
+    assert 40 not in found.agreements  # it agrees with another picture, not with the query
+    assert world.search(vectors[0], 8, onward=look).ids[:2].tolist() == [3, 40]

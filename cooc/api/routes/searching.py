@@ -129,6 +129,7 @@ def find(
         "expand": options.expand,
         "rerank": options.rerank,
         "augment": options.augment,
+        "thorough": options.thorough,
         "where": options.filter(),
         "min_score": options.min_score,
     }
