@@ -312,11 +312,12 @@ def verified(results: Results) -> Table:
     used = [result for name, result in results.other.items() if name.startswith("verified/roxford5k--")]
     for result in sorted(used, key=lambda result: result["dim"]):
         scores = result["results"]
-        rows.append([_shortlist(result), str(result["dim"]), "nothing", _three(scores["none"]), "", "", ""])
+        rows.append([_shortlist(result), str(result["dim"]), "nothing", _three(scores["none"]), *[""] * len(STAGES)])
         engines = [name.removesuffix(f" {STAGES[0]}") for name in scores if name.endswith(STAGES[0])]
         for engine in engines:
-            stages = [scores[f"{engine} {stage}"] for stage in STAGES]
-            known = [protocol["interval"] for protocol in stages[-1].values() if "interval" in protocol]
+            stages = [scores.get(f"{engine} {stage}", {}) for stage in STAGES]
+            last = [stage for stage in stages if stage][-1]
+            known = [protocol["interval"] for protocol in last.values() if "interval" in protocol]
             ends = ", ".join(f"{low:.0f}-{high:.0f}" for low, high in known) or "not kept"
             rows.append([_shortlist(result), str(result["dim"]), engine, *map(_three, stages), ends])
     headings = ["shortlist", "dim", "verified by", *STAGES, "95 % of the last"]

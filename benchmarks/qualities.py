@@ -72,7 +72,7 @@ def _index(photos: list[Path], options: list[str]) -> dict[str, Any]:
 
 def _watch(pid: int, most: list[int], ended: threading.Event) -> None:
     """Memory of the process and those it starts; what they share counts once."""
-    while not ended.wait(0.5):
+    while not ended.wait(2):
         held = 0
         for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
             try:

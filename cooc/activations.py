@@ -230,12 +230,12 @@ class Bottleneck(nn.Module):
             self.downsample = nn.Sequential(project, nn.BatchNorm2d(outputs, eps))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.bn1(self.conv1(x)).relu()
-        y = self.bn2(self.conv2(y)).relu()
+        y: Tensor = self.bn1(self.conv1(x)).relu_()  # in place: on a CPU fresh pages cost as much as the sum itself
+        y = self.bn2(self.conv2(y)).relu_()
         if self.inner:
             return y
         y = self.bn3(self.conv3(y))
-        return (y + (x if self.downsample is None else self.downsample(x))).relu()
+        return y.add_(x if self.downsample is None else self.downsample(x)).relu_()
 
 
 _RESNET_EPS = {False: 1e-5, True: 1e-3}  # of the batch norms: torchvision's, and Keras' copy of the Caffe network
@@ -267,7 +267,7 @@ class ResNet(nn.Module):
             self.add_module(name, blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.bn1(self.conv1(x)).relu())
+        x = self.maxpool(self.bn1(self.conv1(x)).relu_())
         for name in self.stages:
             x = self.get_submodule(name)(x)
         return x

@@ -29,7 +29,8 @@ def show_estimates(
     found: list[Estimate] = []
     for name in [quality] if quality else QUALITIES:
         try:
-            found.append(estimate(folders[0], name, pictures, device=device, workers=workers))
+            shared = share_cores(bool(QUALITIES[name].features), device, workers)
+            found.append(estimate(folders[0], name, pictures, device=device, workers=shared))
         except WeightsError as error:  # one that cannot be had here is no reason not to tell of the others
             err.print(f"{name}: {error}", style="yellow", markup=False)
     if as_json:
@@ -42,6 +43,24 @@ def show_estimates(
     for one in found:
         table.add_row(one.quality, duration(one.seconds), f"{one.bytes / 1e6:,.0f} MB", QUALITIES[one.quality].about)
     out.print(table, soft_wrap=False, crop=False)
+
+
+def share_cores(features: bool, device: str, workers: int | None) -> int | None:
+    """How many processes decode, if nobody has said it: for a command that fills an index.
+
+    On a CPU they make the local features, too, which takes as long as the network. So the network gets half of the
+    cores: threads of it that wait for a core that another has use up their own meanwhile (docs/performance.md).
+    """
+    import torch
+
+    from cooc.activations import resolve_device
+    from cooc.pictures.batches import default_workers
+
+    if workers is not None or not features or resolve_device(device).type != "cpu":
+        return workers
+    cores = default_workers("cuda")  # all of them
+    torch.set_num_threads(threads := max(1, cores // 2))
+    return cores - threads + 1
 
 
 def duration(seconds: float) -> str:

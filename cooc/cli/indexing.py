@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from cooc.cli import app, options, out
-from cooc.cli.estimating import show_estimates
+from cooc.cli.estimating import share_cores, show_estimates
 from cooc.cli.runs import finish, running
 from cooc.errors import InputError, StoreMissingError, UnknownNameError, WeightsError, counted
 
@@ -129,10 +129,11 @@ def index(
     with _open_or_create(where, recipe, quality, pictures, device, storage, missing, verify) as search:
         if search.config.depthwise and resolve_device(device).type == "cpu":
             keep_maps()
+        shared = share_cores(bool(search.meta.features), device, workers) if engine != "ray" else workers
         with running(search, quiet, as_json) as progress:
             report = search.index(
                 folders,
-                workers=workers,
+                workers=shared,
                 engine=_on_ray(search, address, workers, device) if engine == "ray" else None,
                 keep_missing=keep_missing,
                 prune=prune,
