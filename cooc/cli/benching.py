@@ -85,7 +85,7 @@ def bench_dataset(
     recipes = named_recipes(recipe, needed=not (vectors or rankings))
     loaded = load_dataset(dataset, data)
     fitting = image_set(whiten, exclude_labels=exclude or (), exclude_names_of=exclude_from) if whiten else []
-    options = BenchOptions(
+    settings = BenchOptions(
         device=device,
         dtype=dtype,
         workers=workers,
@@ -101,9 +101,9 @@ def bench_dataset(
         whitening_name=f"{whiten.name}, {counted(len(fitting), 'picture')}" if whiten else "",
         progress=lambda what, done, total: err.print(f"{what}: {done} of {total}"),
     )
-    found = own_results(loaded, vectors, rankings, options.expansions)
+    found = own_results(loaded, vectors, rankings, settings.expansions)
     if recipes:
-        found += run(loaded, recipes, options, keep=lambda fitted: save_whitenings(fitted, save_whitening, storage))
+        found += run(loaded, recipes, settings, keep=lambda fitted: save_whitenings(fitted, save_whitening, storage))
     files = [write_result(result, results) for result in found]
     if as_json:
         out.print_json(json.dumps(found))

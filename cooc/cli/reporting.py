@@ -76,14 +76,14 @@ def compare(
 
     recipes = named_recipes(recipe, needed=not (vectors or rankings))
     dataset = load_dataset(folder, data)
-    options = BenchOptions(
+    settings = BenchOptions(
         device=device,
         dtype=dtype,
         workers=workers,
         cache=cache,
         progress=lambda what, done, total: err.print(f"{what}: {done} of {total}", markup=False),
     )
-    found = measure(dataset, recipes, options, images=images, others=own_results(dataset, vectors, rankings, ["none"]))
+    found = measure(dataset, recipes, settings, images=images, others=own_results(dataset, vectors, rankings, ["none"]))
     text = json.dumps(found, indent=1)
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -79,7 +79,7 @@ def search(
     for file, endings in ((html, (".html", ".htm")), (sheet, PICTURES)):
         if file is not None:
             check_output(file, *endings)
-    options = {
+    ways = {
         "k": k,
         "expand": expand,
         "rerank": rerank,
@@ -96,7 +96,7 @@ def search(
     with warm.opened(find_index(index), device) as found:
         for title, sources in _queries(images, part):
             try:
-                answer = _ask(found, title, sources, part, options)
+                answer = _ask(found, title, sources, part, ways)
             except ImageError as error:
                 if len(images) == 1 and not Path(images[0]).is_dir():
                     raise
@@ -166,16 +166,16 @@ def _source(word: str) -> Picture:
     return download(word, allow={origin(word)}) if is_web(word) else Path(word)
 
 
-def _ask(found: ImageSearch, title: str, sources: list[Picture], part: Box | None, options: dict[str, Any]) -> Answer:
+def _ask(found: ImageSearch, title: str, sources: list[Picture], part: Box | None, ways: dict[str, Any]) -> Answer:
     from cooc.cli.showing import Answer
     from cooc.text import INSTALL, are_words, knows_words
 
     if len(sources) == 1 and are_words(title):
         if not knows_words(found.index_path):
             raise InputError(f"There is no file {title!r}, and this index knows no words. {INSTALL}")
-        how = {name: options[name] for name in ("k", "where", "min_score")}
+        how = {name: ways[name] for name in ("k", "where", "min_score")}
         return Answer(title, [], None, found.search_text(title, **how))
-    return Answer(title, sources, part, found.search(sources, [part] if part else None, **options))
+    return Answer(title, sources, part, found.search(sources, [part] if part else None, **ways))
 
 
 def _print(answer: Answer, found: ImageSearch, thumbnails: bool) -> None:

@@ -45,9 +45,15 @@ def match(
     With `ratio`, a match's distance is under `ratio` times that of the query's second nearest. With `similarity`, its
     cosine is over it.
     """
-    if ratio is None and similarity is None:
-        ratio, similarity = ENGINES[query.engine].ratio, ENGINES[query.engine].similarity
+    ratio, similarity = _rule(query, ratio, similarity)
     return _match(vectors(query.descriptors), vectors(picture.descriptors), ratio, similarity)
+
+
+def _rule(query: LocalFeatures, ratio: float | None, similarity: float | None) -> tuple[float | None, float | None]:
+    if ratio is None and similarity is None:
+        engine = ENGINES[query.engine]
+        return engine.ratio, engine.similarity
+    return ratio, similarity
 
 
 def _match(query: Floats, picture: Floats, ratio: float | None, similarity: float | None) -> Matches:
@@ -90,10 +96,15 @@ def _certainty(
 
 
 def match_on_device(
-    query: LocalFeatures, pictures: Sequence[LocalFeatures], device: str | torch.device
+    query: LocalFeatures,
+    pictures: Sequence[LocalFeatures],
+    device: str | torch.device,
+    *,
+    ratio: float | None = None,
+    similarity: float | None = None,
 ) -> list[Matches]:
     """`match` with each of many pictures, by torch on `device`."""
-    engine = ENGINES[query.engine]
+    ratio, similarity = _rule(query, ratio, similarity)
     longest = max((len(p) for p in pictures), default=0)
     if not len(query) or not longest:
         return [NONE] * len(pictures)
@@ -101,7 +112,7 @@ def match_on_device(
     found: list[Matches] = []
     step = max(1, BATCH // (len(query) * longest))
     for start in range(0, len(pictures), step):
-        found += _match_batch(own, pictures[start : start + step], engine.ratio, engine.similarity)
+        found += _match_batch(own, pictures[start : start + step], ratio, similarity)
     return found
 
 
