@@ -73,7 +73,7 @@ def load_results(folder: str | Path) -> Results:
                 speed[path.stem.removeprefix("speed-")] = content
             elif path.parent != base:
                 other[f"{path.parent.name}/{path.stem}"] = content
-            elif "--" in path.name:
+            elif "--" in path.name and not path.name.startswith("calibration--"):
                 by_name[content["dataset"], content["recipe"]] = content
             else:
                 other[path.stem] = content

@@ -91,6 +91,7 @@ def verify_flat(
     vectors: VectorsOption = None,
     data: Annotated[Path, typer.Option(help="Folder below which they lie.")] = Path("data"),
     engine: str = "sift",
+    recipe: Annotated[str, typer.Option(help="What made the vectors.")] = "paper-linear",
     cache: CacheOption = Path(".cooc/verification"),
     results: ResultsOption = Path("results"),
 ) -> None:
@@ -109,7 +110,7 @@ def verify_flat(
         words = first_by_words(pictures, queries, far, 50)
         rows[kind] = flat_recall(measured(data / kind, engine, cache), known[kind], np.array(others), words)
         out.print(kind, rows[kind], markup=False)
-    found = {"engine": engine, "recipe": "paper-linear", "kinds": rows}
+    found = {"engine": engine, "recipe": recipe, "kinds": rows}
     _write(found | provenance("cpu"), results / "verification-flat.json")
 
 
