@@ -121,7 +121,9 @@ def alpha_expansion(
     return unit_rows(expanded)
 
 
-average_expansion = partial(alpha_expansion, alpha=0)  # AQE (Chum et al., ICCV 2007): each match weighs 1
+def average_expansion(queries: ArrayLike, database: ArrayLike, n: int = 10, **options: Any) -> Vectors:
+    """AQE (Chum et al., ICCV 2007): L2 of the query plus the sum of its `n` best matches; options as above."""
+    return alpha_expansion(queries, database, n, alpha=0, **options)
 
 
 def database_augmentation(database: ArrayLike, n: int = 10, alpha: float = 3) -> Vectors:
