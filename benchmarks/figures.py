@@ -325,6 +325,40 @@ def growth(inputs: Inputs) -> Figure:
 
 # Drawing
 
+# quality -> the result file of what it finds; the first score of it that is there
+FOUND = {
+    "fast": "verified/{}--resnet-gem+size=384",
+    "balanced": "verified/{}--resnet-gem",
+    "best": "verified/{}--paper-linear-topdown",
+}
+
+
+def qualities(inputs: Inputs) -> Figure:
+    """What each quality finds against the seconds that a photo takes: how the default was chosen."""
+    results = load_results(inputs.results)
+    if "qualities-cpu" not in results.other:
+        raise DatasetError(f"{inputs.results} has no qualities-cpu.json: run `python -m benchmarks qualities PHOTOS`.")
+    rows = results.other["qualities-cpu"]["qualities"]
+    figure = page(7, 3.6)
+    ax = figure.subplots()
+    sets = ("Landmark dev set", "gldv2_dev", 0), ("ROxford Medium", "roxford5k", 1)
+    for (label, dataset, protocol), colour in zip(sets, LINES, strict=False):
+        points = []
+        for name, file in FOUND.items():
+            found = results.other.get(file.format(dataset))
+            if found is not None and name in rows:
+                scores = found["results"]
+                best = next(s for s in ("sift thorough", "sift second round", "none") if s in scores)
+                value = list(scores[best].values())[protocol]["mAP"]
+                points.append((rows[name]["seconds of a photo"], value))
+                ax.annotate(name, points[-1], xytext=(4, 4), textcoords="offset points")
+        ax.plot([x for x, _ in points], [y for _, y in points], "o-", color=colour, label=label)
+    ax.set(xscale="log", xlabel="seconds for a photo of 12 megapixels, two cores", ylabel="mAP, verified where it is")
+    ax.grid(color="#e8e8ea", linewidth=0.8)
+    ax.legend(frameon=False)
+    return figure
+
+
 FIGURES: dict[str, tuple[Callable[[Inputs], Figure], str]] = {  # name -> how to draw it, file type
     "correlation": (correlation, ".png"),
     "spatial": (spatial, ".jpg"),
@@ -333,6 +367,7 @@ FIGURES: dict[str, tuple[Callable[[Inputs], Figure], str]] = {  # name -> how to
     "precision-recall": (precision_recall, ".svg"),
     "best-worst": (best_worst, ".jpg"),
     "growth": (growth, ".svg"),
+    "qualities": (qualities, ".svg"),
 }
 
 

@@ -101,6 +101,7 @@ class Group(TypedDict):
 class Groups(TypedDict):
     groups: list[Group]
     next_offset: int | None
+    compared: float
 
 
 class Status(TypedDict):
@@ -239,10 +240,12 @@ class Client:
     def duplicates(
         self, threshold: float | None = None, limit: int = 20, offset: int = 0, **where: Unpack[Where]
     ) -> Groups:
-        """Groups of copies, and which one of each to keep. The first time takes long: be patient (`timeout`)."""
+        """Groups of copies, and which one of each to keep. It may take minutes: the server is asked until then."""
         query = dict(where) | {"limit": limit, "offset": offset}
         query |= {} if threshold is None else {"threshold": threshold}
-        return cast(Groups, self._json("GET", "near-duplicates", query))
+        while (found := cast(Groups, self._json("GET", "near-duplicates", query)))["compared"] < 1:
+            pass  # the server has waited
+        return found
 
     def pictures(self, limit: int = 200, **where: Unpack[Where]) -> Iterator[Picture]:
         """All pictures of the index, in the order of their paths; so many are asked for at a time."""

@@ -122,7 +122,7 @@ def alpha_expansion(
 
 
 def average_expansion(queries: ArrayLike, database: ArrayLike, n: int = 10, **options: Any) -> Vectors:
-    """AQE (Chum et al., ICCV 2007): L2 of the query plus the sum of its `n` best matches; options as above."""
+    """AQE (Chum et al., ICCV 2007): L2 of the query plus the sum of its `n` best matches."""
     return alpha_expansion(queries, database, n, alpha=0, **options)
 
 

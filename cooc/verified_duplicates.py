@@ -58,6 +58,7 @@ def find_copies(
     words: Inverted | None = None,
     mirrored: Callable[[str], Sequence[LocalFeatures]] | None = None,
     device: str | None = None,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> Iterator[list[Record]]:
     """Groups of copies, each in the order of its paths. `threshold`: the least similarity of two; by default 0.15.
 
@@ -65,14 +66,15 @@ def find_copies(
     most visual words with it, however they are turned.
 
     `mirrored(id)` gives the local features of a picture's mirror image, empty where its file cannot be read: for
-    those that are very similar and yet agree in nothing.
+    those that are very similar and yet agree in nothing. `progress(count)` is told how many pictures were compared.
     """
     groups = Groups()
     least = LEAST if threshold is None else threshold
     alike, same = max(least, NEAR_DUPLICATE), max(least, FLAT)
     sharing = words if threshold is None else None
     chosen = None if where is None else {record.id for record in store.records(where)}
-    for name, found in neighbours(store, math.inf, where, nearest=NEAREST, least=least):
+    for count, (name, found) in enumerate(neighbours(store, math.inf, where, nearest=NEAREST, least=least)):
+        progress(count)
         (code,) = store.features([name])
         own = unpack(code) if code else ()
         scores = dict(found)

@@ -1,4 +1,4 @@
-"""Take docs/images/{page,why,browse,copies,phone}.jpg: the real page, in a real browser, over photos that may be shown.
+"""Take docs/images/{page,why,browse,copies,phone}.jpg: the real page, in a browser, over photographs that may be shown.
 
     python docs/write_screenshots.py        needs the extra `dev` and chromium; a few minutes without a GPU
 

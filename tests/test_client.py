@@ -249,7 +249,7 @@ def test_what_is_sent_is_what_the_schema_takes(app: FastAPI, monkeypatch: pytest
     ) -> bytes:
         sent.append((method, path, query or {}, body or {part[0]: part[1] for part in parts or []}))
         page = {"pictures": [], "next_after": None, "tags": [], "changed": 0, "state": "idle", "folders": []}
-        page |= {"answers": []}
+        page |= {"answers": [], "compared": 1}
         return json.dumps(page).encode()
 
     monkeypatch.setattr(Client, "_bytes", bytes_)

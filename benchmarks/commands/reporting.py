@@ -71,7 +71,9 @@ def figures(
     size: Annotated[int, typer.Option(help="Longest side of the pictures.")] = 512,
     device: options.Device = "auto",
 ) -> None:
-    """Draw the paper's figures: correlation, spatial, filters, learned-maps, precision-recall, best-worst; and growth.
+    """Draw the paper's figures: correlation, spatial, filters, learned-maps, precision-recall, best-worst.
+
+    And growth and qualities, of what was measured.
 
     Without a name all are drawn; those whose material is missing are left out and reported (exit code 3).
     """

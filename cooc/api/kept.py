@@ -19,6 +19,7 @@ MOST = 8  # questions whose answers are kept
 
 class _Found(NamedTuple):
     value: Any
+    since: float
     state: tuple[int, int]  # of the index: changes by request, and pictures
     until: float
 
@@ -26,8 +27,9 @@ class _Found(NamedTuple):
 class Kept(Generic[T]):
     """`work(*question)`, done again where its answer is old."""
 
-    def __init__(self, writer: Writer, work: Callable[..., T]) -> None:
-        self.writer, self.work = writer, work
+    def __init__(self, writer: Writer, work: Callable[..., T], least: float = 0.0) -> None:
+        """`least`: seconds for which an answer is good, whatever changes."""
+        self.writer, self.work, self.least = writer, work, least
         self._lock = threading.Lock()
         self._found: dict[Hashable, _Found] = {}  # the oldest first
 
@@ -37,10 +39,13 @@ class Kept(Generic[T]):
             state = (self.writer.changes, len(self.writer.search.store))
             started = time.monotonic()
             found = self._found.get(question)
-            if found is None or not (old or (state == found.state and started < found.until)):
+            good = found and (
+                old or started < found.since + self.least or (state == found.state and started < found.until)
+            )
+            if not found or not good:
                 value = self.work(*question)
                 now = time.monotonic()
-                found = _Found(value, state, now + max(FRESH, RARELY * (now - started)))
+                found = _Found(value, now, state, now + max(FRESH, RARELY * (now - started)))
                 self._found.pop(question, None)
                 self._found[question] = found
                 if len(self._found) > MOST:

@@ -221,6 +221,9 @@ class GroupOut(Out):
 class GroupsOut(Out):
     groups: list[GroupOut]
     next_offset: int | None = Field(description="Where the next groups begin; null if these were the last.")
+    compared: float = Field(
+        description="The share of the pictures that was compared. Below 1 there are no groups yet: ask again."
+    )
 
 
 class SharesOut(Out):

@@ -61,7 +61,7 @@ class Services:
         self.uploads = Uploads(settings.keep_seconds, settings.keep_bytes)
         self.writer = Writer(search, settings)
         self.overview = Kept(self.writer, partial(Counts.of, search))
-        self.copies = Copies(search, self.writer, self.decoders)
+        self.copies = Copies(search, self.writer, self.decoders, self.comparing, self.showing)
         self.indexing = Indexing(search, self.writer)
         self._streams = asyncio.Semaphore(settings.downloads)
         self.metrics = Metrics(search, self.pools)

@@ -11,6 +11,8 @@ from rich.table import Table
 from cooc.cli import err, out
 from cooc.errors import InputError, UnknownNameError, WeightsError, counted
 
+LIGHT = ("resnet50", "resnet50-caffe", "efficientnet-lite0")
+
 
 def show_estimates(
     folders: list[str], quality: str, device: str, workers: int | None, *, follow: bool, as_json: bool
@@ -18,6 +20,7 @@ def show_estimates(
     """Of one quality, or of all."""
     from cooc.image_search import QUALITIES
     from cooc.image_search.estimating import Estimate, estimate, list_pictures
+    from cooc.recipes import find_recipe
 
     if len(folders) > 1:
         raise InputError("Estimate one folder at a time.")
@@ -29,7 +32,8 @@ def show_estimates(
     found: list[Estimate] = []
     for name in [quality] if quality else QUALITIES:
         try:
-            shared = share_cores(bool(QUALITIES[name].features), device, workers)
+            chosen = QUALITIES[name]
+            shared = share_cores(find_recipe(chosen.recipe).config.backbone, chosen.features, device, workers)
             found.append(estimate(folders[0], name, pictures, device=device, workers=shared))
         except WeightsError as error:  # one that cannot be had here is no reason not to tell of the others
             err.print(f"{name}: {error}", style="yellow", markup=False)
@@ -45,10 +49,10 @@ def show_estimates(
     out.print(table, soft_wrap=False, crop=False)
 
 
-def share_cores(features: bool, device: str, workers: int | None) -> int | None:
+def share_cores(backbone: str, features: str, device: str, workers: int | None) -> int | None:
     """How many processes decode, if nobody has said it: for a command that fills an index.
 
-    On a CPU they make the local features, too, which takes as long as the network. So the network gets half of the
+    On a CPU they make the local features, too, which takes as long as a light network does. So it gets half of the
     cores: threads of it that wait for a core that another has use up their own meanwhile (docs/performance.md).
     """
     import torch
@@ -56,7 +60,7 @@ def share_cores(features: bool, device: str, workers: int | None) -> int | None:
     from cooc.activations import resolve_device
     from cooc.pictures.batches import default_workers
 
-    if workers is not None or not features or resolve_device(device).type != "cpu":
+    if workers is not None or not features or backbone not in LIGHT or resolve_device(device).type != "cpu":
         return workers
     cores = default_workers("cuda")  # all of them
     torch.set_num_threads(threads := max(1, cores // 2))

@@ -129,7 +129,9 @@ def index(
     with _open_or_create(where, recipe, quality, pictures, device, storage, missing, verify) as search:
         if search.config.depthwise and resolve_device(device).type == "cpu":
             keep_maps()
-        shared = share_cores(bool(search.meta.features), device, workers) if engine != "ray" else workers
+        shared = (
+            share_cores(search.config.backbone, search.meta.features, device, workers) if engine != "ray" else workers
+        )
         with running(search, quiet, as_json) as progress:
             report = search.index(
                 folders,

@@ -68,7 +68,8 @@ def serve(
         str | None, typer.Option(envvar="COOC_TOKEN", show_envvar=True, help="The token that a client must send.")
     ] = None,
     allow: Annotated[
-        list[Path] | None, typer.Option(help="A folder below the index's root that requests may change.")
+        list[Path] | None,
+        typer.Option(help="A folder below the index's root where pictures may be added, removed, tagged and marked."),
     ] = None,
     allow_url: Annotated[
         bool,
@@ -86,7 +87,8 @@ def serve(
 ) -> None:
     """Serve the page and the REST API of an index.
 
-    Only this machine can reach it, unless --host says otherwise. /docs shows the API.
+    Only this machine can reach it, unless --host says otherwise. /docs shows the API. Nothing is changed by it unless
+    --allow says where.
     """
     from cooc.api.settings import Settings, check_host
 

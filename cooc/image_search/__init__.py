@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -219,18 +219,31 @@ class ImageSearch(ChangingIndex):
         return found[0].id
 
     def duplicates(
-        self, threshold: float | None = None, *, where: Filter | None = None, verify: bool | None = None
+        self,
+        threshold: float | None = None,
+        *,
+        where: Filter | None = None,
+        verify: bool | None = None,
+        progress: Callable[[int], None] = lambda count: None,
     ) -> Iterator[list[Record]]:
         """Groups of copies: re-saved, smaller, cropped, turned or mirrored.
 
         Where the index keeps local features, geometry decides, and `threshold` is only the least similarity of two
         (by default a low one). Without, or with `verify=False`, pictures are joined by a similarity of at least
         `threshold`, 0.8 by default: then smaller copies and crops are missed, and very similar views are joined.
+
+        Geometry takes long: `progress(count)` is told how many pictures were compared.
         """
         if not self._verifies(verify):
             return find_duplicates(self.store, NEAR_DUPLICATE if threshold is None else threshold, where)
         return find_copies(
-            self.store, threshold, where, words=self.words, mirrored=self._mirrored, device=self._accelerator
+            self.store,
+            threshold,
+            where,
+            words=self.words,
+            mirrored=self._mirrored,
+            device=self._accelerator,
+            progress=progress,
         )
 
     @property

@@ -88,13 +88,19 @@ def add_files(
     """Add or replace these files, those that were bad too. One that is not there is left out, and reported."""
     run = _Run(store, collection, engine, progress, None, retry=True)
     with run.ending():
-        run.add(run.look(dict.fromkeys(collection.name(path) for path in paths)))
+        run.add(run.look(_once(collection.name(path) for path in paths)))
     return run.report
 
 
 def failed(store: Store) -> int:
     """Files that a machine failed on in the last run: the next one tries them again, after all others."""
     return len(store.notes().get(FAILED, ()))
+
+
+def _once(names: Iterable[str]) -> Iterator[str]:
+    """As they come: there may be millions."""
+    seen: set[str] = set()
+    return (name for name in names if not (name in seen or seen.add(name)))  # type: ignore[func-returns-value]
 
 
 def _outermost(names: list[str]) -> list[str]:

@@ -29,6 +29,7 @@ from cooc.stream import stream, upload
 
 FORMAT = "cooc-activations/1"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+TOGETHER = 64  # maps at most that wait for others of their shape: what a run that is stopped may lose
 Place = tuple[int, int, int]  # first row, height, width
 
 
@@ -240,7 +241,7 @@ def build_cache(
         if isinstance(found, CoocError):
             bad[item.key] = Bad(item, found)
         else:
-            if waiting and waiting[0][1].shape != found.shape:
+            if waiting and (waiting[0][1].shape != found.shape or len(waiting) == TOGETHER):
                 _flush(sink, waiting)
             waiting.append((item.key, found))
         done += 1

@@ -27,7 +27,7 @@ from cooc.verified_search import Features
 
 __all__ = ["mine_pairs"]
 
-NEAREST = SHARING = 20  # candidates of a picture: by their vectors, and by the visual words that both have
+NEAREST = SHARING = 10  # candidates of a picture: by their vectors, and by the visual words that both have
 
 
 def mine_pairs(

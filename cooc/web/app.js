@@ -1,8 +1,7 @@
 // The page: what is looked for on one side, what was found on the other. It speaks to the REST API and to nothing else.
 
 import * as adding from "./adding.js";
-import { Problem, ask as request, boxText, call, preview, search, thumbnail } from "./api.js";
-import { BoxEditor } from "./box.js";
+import { ask as request, boxText, call, search, thumbnail } from "./api.js";
 import { describe, divider, groupDivider, makeCard, waitingCard } from "./cards.js";
 import { Compare } from "./compare.js";
 import * as filters from "./filters.js";
@@ -11,6 +10,7 @@ import { fromLink, toLink } from "./link.js";
 import * as lists from "./lists.js";
 import "./login.js";
 import { noMatch, nothing, problem as tell, say } from "./notices.js";
+import { QueryPane } from "./query.js";
 import { Selection } from "./selection.js";
 import * as updating from "./updating.js";
 
@@ -51,7 +51,7 @@ function ask(query, remember = true) {
   document.body.classList.add("searching");
   $("welcome").hidden = true;
   $("query").hidden = false;
-  showQuery();
+  pane.show(query);
   refresh();
 }
 
@@ -92,7 +92,7 @@ function refresh() {
   $("copies").setAttribute("aria-pressed", Boolean(state.asked.copies));
   $("rest").hidden = !state.asked.copies;
   $("words").value = state.asked.words ?? "";
-  say(state.asked.copies ? "Comparing the pictures, which may take minutes …" : state.query || state.asked.words ? "Searching …" : "");
+  say(state.asked.copies ? "Comparing the pictures …" : state.query || state.asked.words ? "Searching …" : "");
   return load(true);
 }
 
@@ -222,67 +222,6 @@ function searchBy(match) {
   scrollTo({ top: 0 });
 }
 
-function showQuery() {
-  const { pictures, active } = state.query;
-  const picture = pictures[active];
-  const image = document.createElement("img");
-  image.alt = "What is looked for";
-  image.draggable = false;
-  image.src = picture.url;
-  image.addEventListener("load", () => {
-    picture.width ??= image.naturalWidth;
-    picture.height ??= image.naturalHeight;
-    $("canvas").style.setProperty("--ratio", picture.width / picture.height);
-    editor.edit(picture);
-  });
-  image.addEventListener("error", () => showOtherwise(picture));
-  $("canvas").replaceChildren(image);
-  editor.edit(null);
-  $("strip").hidden = pictures.length < 2;
-  $("strip").replaceChildren(...pictures.map((one, i) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.setAttribute("aria-pressed", i === active);
-    button.setAttribute("aria-label", `Picture ${i + 1} of ${pictures.length}`);
-    const small = document.createElement("img");
-    small.src = one.url;
-    small.alt = "";
-    button.append(small);
-    button.addEventListener("click", () => { state.query.active = i; showQuery(); });
-    return button;
-  }));
-  $("add").hidden = Boolean(pictures[0].id);
-  boxChanged(false);
-}
-
-// HEIC and TIFF: the server shows them. What it cannot show either is broken.
-async function showOtherwise(picture) {
-  const now = () => state.query?.pictures[state.query.active] === picture;
-  try {
-    if (!picture.blob || picture.seen) throw new Problem("This file is broken.", 422);
-    Object.assign(picture, await preview(picture.blob), { seen: true });
-    if (now()) showQuery();
-  } catch (error) {
-    if (!now()) return;
-    const textContent = error.status === 422 ? "This file is broken." : "There is no preview of this file.";
-    $("canvas").replaceChildren(Object.assign(document.createElement("p"), { className: "unseen quiet", textContent }));
-    $("hint").textContent = "";
-  }
-}
-
-const byTouch = matchMedia("(pointer: coarse)").matches;
-
-function boxChanged(again = true) {
-  const box = state.query.pictures[state.query.active].box;
-  $("whole").hidden = !box;
-  $("part").hidden = Boolean(box);
-  const draw = byTouch ? "Press long on the picture, then drag" : "Drag over the picture";
-  $("hint").textContent = box
-    ? "Searching for what is in the box. Move it, or drag its corners."
-    : `${draw} to search for a part of it.`;
-  if (again) refreshSoon();
-}
-
 const problem = (error) => tell(error, refresh);
 
 function byPhotos(pictures, join) {
@@ -297,12 +236,6 @@ $("by-words").addEventListener("submit", (event) => {
   askFor({ words: $("words").value.trim() });
 });
 for (const id of Object.keys(SWITCHES)) $(id).addEventListener("change", refresh);
-$("part").addEventListener("click", () => editor.picture?.width && editor.put());
-$("whole").addEventListener("click", () => {
-  state.query.pictures[state.query.active].box = null;
-  editor.show();
-  boxChanged();
-});
 
 // --- the rest --------------------------------------------------------------------------------------------------------
 
@@ -358,7 +291,7 @@ async function showStatus() {
   $("update").dataset.folder = status.folders[0] === "." ? "" : status.folders[0] ?? "";
 }
 
-const editor = new BoxEditor($("canvas"), () => boxChanged());
+const pane = new QueryPane(refreshSoon);
 const compare = new Compare(searchBy);
 const fillMenus = () => filters.fill().catch(() => {}); // status has said it
 const changed = () => Promise.all([showStatus(), filters.fill()]).catch(problem);

@@ -22,7 +22,11 @@ export async function byWords(text, offset, signal) {
 
 // Copies, group by group; the one to keep comes first, and says why.
 export async function groups(offset, signal) {
-  const found = await call("near-duplicates", { query: { ...filters.where(), limit: GROUPS, offset }, signal });
+  let found;
+  while (!(found?.compared === 1)) { // the server has waited before it says how far it is
+    if (found) say(`Comparing the pictures: ${Math.floor(100 * found.compared)} % …`);
+    found = await call("near-duplicates", { query: { ...filters.where(), limit: GROUPS, offset }, signal });
+  }
   if (!offset && found.groups.length) say("Groups of copies: of each, the picture to keep comes first.");
   const pictures = found.groups.flatMap(({ pictures, keep, why }) => {
     const kept = pictures.find(({ id }) => id === keep);

@@ -8,8 +8,10 @@ import io
 import json
 import os
 import re
+import threading
 import zipfile
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +26,7 @@ from cooc.api.routes import ROUTERS
 from cooc.api.services import Services, _changing
 from cooc.bench.marks import kept_marks
 from cooc.image_search import ImageSearch
-from cooc.index.records import Filter
+from cooc.index.records import Filter, Record
 from cooc.keeping import choose
 from tests.serving import Start, descriptor, encoded, photo
 from tests.shell import Shell
@@ -385,9 +387,26 @@ def test_groups_of_copies(start: Start, root: Path, search: ImageSearch, monkeyp
 
     def page(offset: int = 0, limit: int = 1, **where: str) -> dict[str, Any]:
         query = {"threshold": 0.9, "offset": offset, "limit": limit, **where}
-        found: dict[str, Any] = client.get("near-duplicates", params=query).json()
-        return found
+        while True:
+            found: dict[str, Any] = client.get("near-duplicates", params=query).json()
+            if found["compared"] == 1:
+                return found
+            assert found["groups"] == []
 
+    with monkeypatch.context() as patch:  # one that takes longer than anybody waits
+        compare, go_on = search.duplicates, threading.Event()
+
+        def slowly(*question: Any, progress: Callable[[int], None], **more: Any) -> Iterator[list[Record]]:
+            progress(len(search.store) // 2)
+            assert go_on.wait(60)
+            return compare(*question, progress=progress, **more)
+
+        patch.setattr(search, "duplicates", slowly)
+        patch.setattr("cooc.api.copies.PATIENCE", 0.5)
+        early = client.get("near-duplicates", params={"threshold": 0.9, "offset": 0}).json()
+        assert early == {"groups": [], "next_offset": 0, "compared": 0.5}
+        go_on.set()
+        page()
     found, following = list[dict[str, Any]](), 0
     while following is not None:
         part = page(following)

@@ -35,6 +35,14 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     for result in run(dataset, [find_recipe("ucrow+raw+size=96"), find_recipe("crow+raw+size=96")], options):
         write_result(result, folder / "results")
     (folder / "results" / "growth-cpu.json").write_text(json.dumps(run_growth([10, 20], ["float32", "int4"], 64)))
+    costs = {"fast": 0.1, "balanced": 0.4, "best": 2.0}
+    rows = {name: {"seconds of a photo": seconds} for name, seconds in costs.items()}
+    (folder / "results" / "qualities-cpu.json").write_text(json.dumps({"qualities": rows}))
+    (folder / "results" / "verified").mkdir()
+    for name in ("resnet-gem+size=384", "resnet-gem", "paper-linear-topdown"):
+        stage = "none" if "384" in name else "sift thorough"
+        found = {"results": {stage: {"plain": {"mAP": 60.0}}}}
+        (folder / "results" / "verified" / f"gldv2_dev--{name}.json").write_text(json.dumps(found))
     torch.manual_seed(0)
     layer = Cooccurrence("factored", channels=512, rank=1)
     with torch.no_grad():
@@ -118,6 +126,6 @@ def test_the_command_draws_what_it_can(benchmarks: Shell, inputs: Inputs, tmp_pa
     done = benchmarks("figures", "--device", "cpu", *common)
     assert done.code == 3, done
     drawn = {path.stem for path in (tmp_path / "out").iterdir()}
-    assert drawn == {"spatial", "filters", "precision-recall", "growth"}
+    assert drawn == {"spatial", "filters", "precision-recall", "growth", "qualities"}
     assert "learned-maps: left out. This filter is for 16 channels" in done.err
     assert "correlation: left out." in done.err

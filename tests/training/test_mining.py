@@ -104,8 +104,21 @@ def test_what_does_not_help_is_not_kept(
 ) -> None:
     """Too few pictures to tell: it is said, and there is no recipe."""
     real_weights(BACKBONE)
-    tiny = ("--rank", 2, "--epochs", 1, "--queries", 4, "--negatives", 1, "--held-out", 0.34, "--device", "cpu")
-    found = cooc("train", "--index", index, "-o", tmp_path, *tiny, "--workers", 0)
+    tiny = (
+        "--train",
+        "exponent",
+        "--epochs",
+        1,
+        "--queries",
+        4,
+        "--negatives",
+        1,
+        "--held-out",
+        0.34,
+        "--device",
+        "cpu",
+    )
+    found = cooc("train", "--index", index, "-o", tmp_path, *tiny, "--device", "cpu", "--workers", 0)
     assert found.code == 0, found
     assert f"{index} stays as it is" in found.out
     run = json.loads((tmp_path / "run.json").read_text())

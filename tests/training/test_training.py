@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from cooc.pooling import POOLINGS as table
 from cooc.recipes import MULTI_SCALE, DescriptorConfig, find_recipe, find_whitening
 from cooc.training import filters
 from cooc.training.artefacts import finish, fit_whitening
-from cooc.training.cache import ActivationCache, Columns, ColumnsOnDisk
+from cooc.training.cache import ActivationCache, Columns, ColumnsOnDisk, build_cache
 from cooc.training.losses import contrastive
 from cooc.training.network import CoOcNet, describe
 from cooc.training.train import TrainConfig, gradients, mined, train, validate
@@ -36,6 +38,7 @@ from cooc.training.tuples import mine, tuples
 from cooc.training.verification import all_pairs, verify
 from cooc.whitening import adapt, fit_pca
 from tests.shell import shell
+from tests.tiny import descriptor, write_photos
 from tests.verification.pictures import SLANTED, photo, turned, warp
 
 C = 6
@@ -172,6 +175,27 @@ def test_activations_on_disk_can_be_resumed(tmp_path: Path) -> None:
         assert torch.equal(cache.batch([row])[0][0], pictures[i].half().float())
     with pytest.raises(InputError, match="backbone = 'toy', not 'other'"):
         sink(backbone="other")
+
+
+def test_a_run_that_is_stopped_keeps_photos_of_one_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were all held back until one of another shape came."""
+    items = [Item(i, path) for i, path in enumerate(write_photos(tmp_path, 5)[::2])]
+    monkeypatch.setattr("cooc.training.cache.TOGETHER", 1)
+    seen = list[int]()
+
+    def stop(done: int, total: int) -> None:
+        seen.append(done)
+        if done == total:
+            raise KeyboardInterrupt
+
+    tiny = descriptor()
+    made: dict[str, Any] = {"device": CPU, "folder": tmp_path / "kept", "workers": 0, "backbone": tiny.backbone}
+    with pytest.raises(KeyboardInterrupt):
+        build_cache(items, tiny.config, **made, progress=stop)
+    assert seen == [1, 2, 3]
+    seen.clear()
+    cache, good, bad = build_cache(items, tiny.config, **made, progress=lambda done, _: seen.append(done))
+    assert (len(cache), good, bad, seen) == (3, [0, 1, 2], [], [3])  # two were there
 
 
 def test_activations_that_do_not_fit_the_dtype_are_refused() -> None:
@@ -566,10 +590,10 @@ def test_learning_starts_from_the_whitening_of_the_recipe() -> None:
     assert torch.equal(run.net.layer.projection, own.projection)
     adapted = fit_whitening(run, cache, photos, "adapted", 0, {"space": "toy"})
     rows = np.flatnonzero(~photos.held_out)
-    queries, positives = photos.pairs(held_out=False)
+    pairs = [(i, k) for i, k in itertools.combinations(range(len(rows)), 2) if (rows[i] - rows[k]) % 12 == 0]
     with torch.no_grad():
         learned = describe(run.net, cache, range(48), raw=True)
-    expected = adapt(own, learned[rows], np.searchsorted(rows, queries), np.searchsorted(rows, positives))
+    expected = adapt(own, learned[rows], [i for i, _ in pairs], [k for _, k in pairs])
     torch.testing.assert_close(adapted(learned), expected(learned))
     assert adapted.meta["space"] == "toy"
 

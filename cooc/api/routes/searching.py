@@ -13,7 +13,6 @@ from cooc.api.schemas import (
     PREFIX,
     BoxQuery,
     ExplanationOut,
-    GroupOut,
     GroupsOut,
     ImageId,
     Limit,
@@ -161,11 +160,10 @@ async def list_near_duplicates(
 ) -> GroupsOut:
     """Groups of copies among at most 5000 pictures, and which one of each to keep.
 
-    Where the index has local features, geometry tells copies from other views of the same thing. The first answer takes
-    long, for it compares all pictures; it is kept until the index changes, so that the next groups come at once.
+    Where the index has local features, geometry tells copies from other views of the same thing. That may take minutes:
+    `compared` says how far it is, and the same request again waits on. The groups are kept until the index changes.
     """
-    choices, following = await services.comparing.run(services.copies.page, where.filter(), threshold, offset, limit)
-    return GroupsOut(groups=[GroupOut.of(choice) for choice in choices], next_offset=following)
+    return await services.copies.page((where.filter(), threshold), offset, limit)
 
 
 # Why
