@@ -92,10 +92,6 @@ def train(
     ] = "auto",
     workers: Annotated[int | None, typer.Option(min=0, help="Decoding processes; 0 is threads.")] = None,
     seed: Annotated[int, typer.Option()] = 0,
-    replace: Annotated[
-        bool,
-        typer.Option("--replace", help="With --index: describe the index with it at once, if it is better."),
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print run.json.")] = False,
 ) -> None:
     """Learn a co-occurrence filter from photos of which some show the same thing (section 5 of the paper).
@@ -208,10 +204,6 @@ def train(
         typer.echo(json.dumps(summary))
     else:
         _show_summary(summary, output, index)
-    if replace and index and summary.get("judged", {}).get("better"):
-        from cooc.cli.upkeep import rebuild
-
-        rebuild(index, str(output), device=device, workers=workers)
     if bad:
         raise typer.Exit(PARTIAL)
 
