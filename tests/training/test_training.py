@@ -556,6 +556,9 @@ def test_exponents_can_be_trained(pooling: str, name: str) -> None:
     run = train(cache, photos, config(descriptor=descriptor, train=("exponent",), lr=1e-5, epochs=1))
     assert run.history[0]["mAP"] >= 0
     assert float(run.net.exponent.detach()) > 0
+    usual = config(descriptor=descriptor, train=("exponent",), lr=None, epochs=1, options={"margin": 1.0})
+    after = float(train(cache, hold_out(photos, 0), usual).net.exponent.detach())
+    assert 0 < abs(after - 2.5) < 0.25  # three steps; with the rate of a filter it was thrown about by 10
     parts = ("filter", "exponent") if pooling != "gem" else ("exponent",)
     net = CoOcNet(descriptor, C, train=parts)
     rows = mined(net, cache, photos, config(), np.random.default_rng(0))
