@@ -1,7 +1,7 @@
 """Learning co-occurrences (section 5 of the paper): photos -> activations, kept -> tuples -> CoOcNet -> a filter.
 
 tuples.py         labelled photos; which of them match; hard negatives
-verification.py   which photos of one label show the same thing, by the geometry of their local features
+verification.py   which photos of one label show the same thing, by the geometry of their activations
 mining.py         pairs without labels: pictures of an index that are proven to show the same thing
 cache.py          activations of the frozen network, computed once, padded exactly
 losses.py         contrastive (the paper's), triplet, smooth-AP

@@ -9,9 +9,10 @@ copy of a picture belongs to its group, but is no match.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
+import torch
 
 from cooc.activations import resolve_device
 from cooc.datasets.photos import Photos, hold_out
@@ -20,9 +21,11 @@ from cooc.image_search import ImageSearch
 from cooc.index.shortlist import BLOCK, Groups
 from cooc.index.store import blocks, intact
 from cooc.pictures.batches import Item
-from cooc.training.verification import proven
 from cooc.verification.features import unpack
+from cooc.verification.probability import PROVEN, same_thing
+from cooc.verification.verifier import verify
 from cooc.verification.words import signatures
+from cooc.verified_duplicates import is_copy
 from cooc.verified_search import Features
 
 __all__ = ["mine_pairs"]
@@ -76,3 +79,24 @@ def mine_pairs(
     if not positives:
         raise InputError(f"No two pictures of {search.index_name} are proven to show the same thing: none can teach.")
     return hold_out(Photos(search.index_name, items, clusters, positives, np.zeros(len(items), bool)), held_out, seed)
+
+
+def proven(
+    candidates: Iterable[tuple[str, Sequence[str]]],
+    features: Callable[[Sequence[str]], list[Features]],
+    device: torch.device,
+) -> Iterator[tuple[str, str, bool]]:
+    """Pairs that show the same thing, each once, and whether they are copies. A GPU matches, where there is one."""
+    seen: dict[str, set[str]] = {}
+    for name, others in candidates:
+        new: list[str] = [other for other in others if name not in seen.get(other, ())]
+        seen[name] = set(new)
+        own, rest = features([name])[0], features(new)
+        if not own or not rest:
+            continue
+        found = verify(own, rest, device=None if device.type == "cpu" else str(device))
+        yield from (
+            (name, other, is_copy(agreement))
+            for other, agreement in zip(new, found, strict=True)
+            if same_thing(agreement) >= PROVEN
+        )

@@ -41,7 +41,8 @@ from cooc.training.tuples import mine, tuples
 from cooc.whitening import Whitening, fit_pca
 
 RATES = {"learned": 8e-3, "factored": 1e-2}  # measured: docs/training.md
-EXPONENT_RATE = 1000  # times the filter's: an exponent is one number near 3
+EXPONENT_RATE = 1000  # times the filter's: an exponent is one number near 3,
+EXPONENT_STEP = 0.05  # and takes no longer step than this: the rates above would throw it about
 WHITENING_SAMPLE, WHITENING_DIM = 2000, 512  # of the whitening that validation uses
 
 
@@ -133,7 +134,8 @@ def train(
     net = _build(cache, photos, config, whitening).to(device)
     groups = [{"params": [p for n, p in net.named_parameters() if p.requires_grad and n != "exponent"]}]
     if "exponent" in config.train:
-        groups.append({"params": [net.exponent], "lr": config.rate * EXPONENT_RATE})  # type: ignore[dict-item]
+        step = min(config.rate * EXPONENT_RATE, EXPONENT_STEP)
+        groups.append({"params": [net.exponent], "lr": step})  # type: ignore[dict-item]
     optimiser = torch.optim.Adam(groups, lr=config.rate, betas=(config.beta1, 0.999))
     kept = Checkpoint(config, folder, net, optimiser)
     if resume:

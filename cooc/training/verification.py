@@ -1,93 +1,97 @@
-"""Which photos show the same thing? A label does not say: a castle has a gate and a dungeon.
+"""Which photos of one label show the same thing? A label does not say: a castle has a gate and a dungeon.
 
-Geometry does: local features of both agree on one transform (`cooc.verification`). Copies of a photo agree best of all,
-and have nothing to teach: they are told apart.
+Two photos of the same thing share a layout. Positions of both maps that are each other's nearest by their activations
+are matched; every match, at each of a few scales, proposes a shift between the photos, and the shift that most of the
+others agree with, weighted by similarity, gives the score. No chance is involved, and no second network.
+
+Measured on 204 pairs of one label from the landmark dev set, half of them verified by SIFT and RANSAC (through chains
+of photos, so that not all can be seen alone): of the pairs accepted here 91% are right, at a recall of 52%; of as many
+chosen by the similarity of their vectors 85% are. Of the ten nearest of each of 84 photos of six landmarks, 90 of 840
+pairs are accepted here, 46 by SIFT and its probability, 31 by both; of the ten nearest of other landmarks 3 and 0. What
+SIFT misses is the same building by night or against the light, so labels are checked here, and what has none by SIFT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from cooc.datasets.photos import Photos
-from cooc.pictures.batches import Item
-from cooc.pictures.decode import load_view
+from cooc.pooling import l2_normalise
 from cooc.recipes import DescriptorConfig
 from cooc.training.cache import ActivationCache
 from cooc.training.network import CoOcNet, describe
-from cooc.verification.engines import LONGEST, extract
-from cooc.verification.features import pack, unpack
-from cooc.verification.probability import PROVEN, same_thing
-from cooc.verification.verifier import verify as agreements
-from cooc.verified_duplicates import is_copy
-from cooc.verified_search import Features
 
-ENGINE = "sift"
-Name = TypeVar("Name", str, int)
+SCALES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
+TOLERANCE = 1.5  # positions
+LEAST = 0.6  # score over the root of the smaller map's positions, from which a pair counts as verified
 
 
-def proven(
-    candidates: Iterable[tuple[Name, Sequence[Name]]],
-    features: Callable[[Sequence[Name]], list[Features]],
-    device: torch.device,
-) -> Iterator[tuple[Name, Name, bool]]:
-    """Pairs that show the same thing, each once, and whether they are copies. A GPU matches, where there is one."""
-    seen: dict[Name, set[Name]] = {}
-    for name, others in candidates:
-        new: list[Name] = [other for other in others if name not in seen.get(other, ())]
-        seen[name] = set(new)
-        own, rest = features([name])[0], features(new)
-        if not own or not rest:
-            continue
-        found = agreements(own, rest, device=None if device.type == "cpu" else str(device))
-        yield from (
-            (name, other, is_copy(agreement))
-            for other, agreement in zip(new, found, strict=True)
-            if same_thing(agreement) >= PROVEN
-        )
+def shared_layout(A: Tensor, B: Tensor) -> Tensor:
+    """How much of their layout a photo A (C, h, w) and others B (K, C, H, W) share. (K,)
+
+    About the number of positions of A that match and agree on one shift and scale, each counted by its similarity.
+    Zeros, as padding has, match nothing.
+    """
+    a = l2_normalise(A.flatten(1).T)  # (P, C)
+    b = l2_normalise(B.flatten(2).mT)  # (K, Q, C)
+    similarity = a @ b.mT  # (K, P, Q)
+    weight, partner = similarity.max(2)  # (K, P)
+    back = similarity.argmax(1)  # (K, Q)
+    own = torch.arange(len(a), device=a.device)
+    weight = weight * (back.gather(1, partner) == own)  # 0 unless both are each other's nearest
+    weight, own = weight.topk(max(int((weight > 0).sum(1).max()), 1), dim=1)  # (K, M): the matches alone
+    partner = partner.gather(1, own)
+    here = torch.stack([own // A.shape[2], own % A.shape[2]], dim=2)  # (K, M, 2)
+    there = torch.stack([partner // B.shape[3], partner % B.shape[3]], dim=2)
+    best = weight.new_zeros(len(B))
+    for scale in SCALES:
+        shift = there - scale * here  # (K, M, 2)
+        apart = (shift[:, :, None] - shift[:, None]).abs().amax(3)  # (K, M, M)
+        agree = (apart <= TOLERANCE * max(scale, 1)).to(weight.dtype)
+        votes = (agree @ weight[:, :, None]).squeeze(2) * (weight > 0)  # (K, M)
+        best = torch.maximum(best, votes.amax(1))
+    return best
 
 
+@torch.no_grad()
 def verify(
     photos: Photos,
     cache: ActivationCache,
     config: DescriptorConfig,
     *,
     nearest: int = 10,
+    least: float = LEAST,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Photos:
-    """Photos with the pairs that match: of the `nearest` of the same label, those that geometry proves.
+    """Photos with the pairs that match: of the `nearest` of the same label, those that share their layout.
 
     Pairs that a data set gives are left as they are.
     """
     if photos.positives is not None:
         return photos
-    with ThreadPoolExecutor() as pool:
-        codes = []
-        for code in pool.map(_code, photos.items):
-            codes.append(code)
-            progress(len(codes), len(photos))
     net = CoOcNet(config, cache.channels, train=()).to(cache.device)
-    with torch.no_grad():
-        vectors = describe(net, cache, range(len(cache)), positions=1 << 13)
+    vectors = describe(net, cache, range(len(cache)), positions=1 << 13)
     clusters = torch.from_numpy(photos.clusters).to(vectors.device)
-
-    def candidates() -> Iterator[tuple[int, list[int]]]:
-        for q in range(len(photos)):
-            scores = (vectors @ vectors[q]).masked_fill(clusters != clusters[q], -torch.inf)
-            scores[q] = -torch.inf
-            best = scores.topk(min(nearest, int(scores.isfinite().sum())))
-            yield q, best.indices.tolist()
-
     found: dict[int, set[int]] = {}
-    for q, p, copy in proven(candidates(), lambda rows: [unpack(codes[row]) for row in rows], cache.device):
-        if not copy:
+    for q in range(len(photos)):
+        same = (clusters == clusters[q]).nonzero()[:, 0]
+        same = same[same != q]
+        if not len(same):
+            continue
+        candidates = same[(vectors[same] @ vectors[q]).topk(min(nearest, len(same))).indices]
+        (own, size), (others, sizes) = cache.batch([q]), cache.batch(candidates)
+        scores = shared_layout(own[0], others)
+        enough = least * torch.minimum(size.prod(1), sizes.prod(1)).sqrt()
+        for p in candidates[scores >= enough].tolist():
             found.setdefault(q, set()).add(p)
             found.setdefault(p, set()).add(q)
+        progress(q + 1, len(photos))
     return replace(photos, positives={q: np.array(sorted(found[q]), np.int64) for q in sorted(found)})
 
 
@@ -100,9 +104,3 @@ def all_pairs(photos: Photos) -> Photos:
         if len(same) > 1:
             found |= {int(q): same[same != q] for q in same}
     return replace(photos, positives={q: found[q] for q in sorted(found)})
-
-
-def _code(item: Item) -> bytes:
-    """Local features as an index keeps them."""
-    pixels, size, _ = load_view(item.picture, LONGEST)
-    return pack(extract(ENGINE, pixels, size=size))
