@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.serving import encoded, photo
 
-SCREENSHOTS = Path(__file__).parents[1] / "artifacts/web"
+SCREENSHOTS = Path(__file__).parents[1] / "build/web"
 PHONE = {"width": 390, "height": 844}
 Visit = Callable[..., Page]
 

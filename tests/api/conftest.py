@@ -1,6 +1,6 @@
 """An index that tests may change, a server of it, a browser (Debian's chromium, driven by Playwright), and pages in it.
 
-What pages show is kept in `artifacts/web/`.
+What pages show is kept in `build/web/`.
 """
 
 from __future__ import annotations

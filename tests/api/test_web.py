@@ -1,6 +1,6 @@
 """The page in a real browser (Debian's chromium, driven by Playwright) against a real server on loopback.
 
-What was on the screen is kept in `artifacts/web/`: look at it.
+What was on the screen is kept in `build/web/`: look at it.
 """
 
 from __future__ import annotations
