@@ -177,7 +177,7 @@ def test_snapshot_and_restore_keep_features(store: Store, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("engine", sorted(IN_ONE_PROCESS.keys() - {"embedded"}), indirect=True)
-def test_a_snapshot_goes_to_a_server_with_its_features(address: str, tmp_path: Path) -> None:
+def test_a_snapshot_goes_to_a_server_with_its_features(engine: servers.Engine, address: str, tmp_path: Path) -> None:
     with create_store(str(tmp_path / "here"), WITH_FEATURES) as store:
         add(store, record("a.jpg"))
     restore(str(tmp_path / "here"), address, root="photos")
@@ -199,7 +199,7 @@ with open_store(sys.argv[1], write=True) as store:
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES), indirect=True)  # those that two processes may open
-def test_kill_9_leaves_pictures_with_their_features(address: str) -> None:
+def test_kill_9_leaves_pictures_with_their_features(engine: servers.Engine, address: str) -> None:
     create_store(address, WITH_FEATURES).close()
     command = [sys.executable, "-c", WRITER, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
