@@ -345,7 +345,7 @@ def qualities(inputs: Inputs) -> Figure:
     for (label, dataset, protocol), colour in zip(sets, LINES, strict=False):
         points = []
         for name, file in FOUND.items():
-            found = results.other.get(file.format(dataset))
+            found = results.other.get(f"{file.format(dataset)}-words") or results.other.get(file.format(dataset))
             if found is not None and name in rows:
                 scores = found["results"]
                 best = next(s for s in ("sift thorough", "sift second round", "none") if s in scores)
