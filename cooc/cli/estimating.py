@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
@@ -11,6 +14,11 @@ from rich.table import Table
 from cooc.cli import err, out
 from cooc.errors import InputError, UnknownNameError, WeightsError, counted
 
+if TYPE_CHECKING:
+    from cooc.image_search.estimating import Estimate
+
+MANY = 2000  # pictures of a new index that are worth an estimate before it is made,
+LONG = 1800.0  # and seconds that are worth a word
 LIGHT = ("resnet50", "resnet50-caffe", "efficientnet-lite0")
 
 
@@ -19,8 +27,7 @@ def show_estimates(
 ) -> None:
     """Of one quality, or of all."""
     from cooc.image_search import QUALITIES
-    from cooc.image_search.estimating import Estimate, estimate, list_pictures
-    from cooc.recipes import find_recipe
+    from cooc.image_search.estimating import list_pictures
 
     if len(folders) > 1:
         raise InputError("Estimate one folder at a time.")
@@ -32,9 +39,7 @@ def show_estimates(
     found: list[Estimate] = []
     for name in [quality] if quality else QUALITIES:
         try:
-            chosen = QUALITIES[name]
-            shared = share_cores(find_recipe(chosen.recipe).config.backbone, chosen.features, device, workers)
-            found.append(estimate(folders[0], name, pictures, device=device, workers=shared))
+            found.append(_estimated(folders[0], name, pictures, device, workers))
         except WeightsError as error:  # one that cannot be had here is no reason not to tell of the others
             err.print(f"{name}: {error}", style="yellow", markup=False)
     if as_json:
@@ -49,7 +54,35 @@ def show_estimates(
     out.print(table, soft_wrap=False, crop=False)
 
 
-def share_cores(backbone: str, features: str, device: str, workers: int | None) -> int | None:
+def tell_before_a_long_run(folder: str, quality: str, device: str, workers: int | None, *, follow: bool) -> None:
+    """Of a new index of many pictures: how long it will take, and how long the fastest quality would."""
+    from cooc.image_search import DEFAULT_QUALITY, QUALITIES
+    from cooc.image_search.estimating import list_pictures
+
+    quality, pictures = quality or DEFAULT_QUALITY, list_pictures(folder, follow=follow)
+    if quality not in QUALITIES or len(pictures) < MANY:
+        return
+    seconds, faster = _estimated(folder, quality, pictures, device, workers).seconds, ""
+    if seconds < LONG:
+        return
+    if quality != "fast":
+        with suppress(WeightsError):  # another network, which may not be had here
+            faster = f"; `--quality fast`: {duration(_estimated(folder, 'fast', pictures, device, workers).seconds)}"
+    err.print(f"{counted(len(pictures), 'picture')}: {duration(seconds)}{faster}. Ctrl-C loses nothing.", markup=False)
+
+
+def _estimated(folder: str, quality: str, pictures: list[str], device: str, workers: int | None) -> Estimate:
+    from cooc.image_search import QUALITIES
+    from cooc.image_search.estimating import estimate
+    from cooc.recipes import find_recipe
+
+    chosen = QUALITIES[quality]
+    with sharing_cores(find_recipe(chosen.recipe).config.backbone, chosen.features, device, workers) as shared:
+        return estimate(folder, quality, pictures, device=device, workers=shared)
+
+
+@contextmanager
+def sharing_cores(backbone: str, features: str, device: str, workers: int | None) -> Iterator[int | None]:
     """How many processes decode, if nobody has said it: for a command that fills an index.
 
     On a CPU they make the local features, too, which takes as long as a light network does. So it gets half of the
@@ -61,10 +94,14 @@ def share_cores(backbone: str, features: str, device: str, workers: int | None) 
     from cooc.pictures.batches import default_workers
 
     if workers is not None or not features or backbone not in LIGHT or resolve_device(device).type != "cpu":
-        return workers
-    cores = default_workers("cuda")  # all of them
+        yield workers
+        return
+    cores, before = default_workers("cuda"), torch.get_num_threads()  # all of them
     torch.set_num_threads(threads := max(1, cores // 2))
-    return cores - threads + 1
+    try:
+        yield cores - threads + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def duration(seconds: float) -> str:

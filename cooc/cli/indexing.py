@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from cooc.cli import app, options, out
-from cooc.cli.estimating import share_cores, show_estimates
+from cooc.cli.estimating import sharing_cores, show_estimates, tell_before_a_long_run
 from cooc.cli.runs import finish, running
 from cooc.errors import InputError, StoreMissingError, UnknownNameError, WeightsError, counted
 
@@ -126,13 +126,17 @@ def index(
     if not index and is_url(pictures):
         raise InputError(f"Pictures in {pictures} need --index INDEX: a folder of this machine, or a server.")
     where = index or str(Path(folders[0]) / NAME)
+    plain = len(folders) == 1 and not (recipe or verify or quiet or as_json or missing or engine == "ray")
+    if plain and not is_url(folders[0]) and not is_url(where) and not Path(where).exists():
+        tell_before_a_long_run(folders[0], quality, device, workers, follow=follow)
     with _open_or_create(where, recipe, quality, pictures, device, storage, missing, verify) as search:
         if search.config.depthwise and resolve_device(device).type == "cpu":
             keep_maps()
-        shared = (
-            share_cores(search.config.backbone, search.meta.features, device, workers) if engine != "ray" else workers
-        )
-        with running(search, quiet, as_json) as progress:
+        features = search.meta.features if engine != "ray" else ""  # its workers share nothing
+        with (
+            sharing_cores(search.config.backbone, features, device, workers) as shared,
+            running(search, quiet, as_json) as progress,
+        ):
             report = search.index(
                 folders,
                 workers=shared,

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from cooc.cli.estimating import duration
 from cooc.image_search import DEFAULT_QUALITY, QUALITIES, ImageSearch, Quality
@@ -73,6 +74,22 @@ def test_an_estimate_is_of_all_pictures(photos: Path, monkeypatch: pytest.Monkey
     few = estimate(photos, "fast", list_pictures(photos)[:2], workers=0, device="cpu")
     assert few.pictures == 2
     assert sorted(path.name for path in photos.iterdir() if path.is_dir()) == []
+
+
+def test_a_long_run_says_so_before(cooc: Shell, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the fastest quality would take; not of an index that is there, nor where nobody reads it."""
+    for name in QUALITIES:
+        monkeypatch.setitem(QUALITIES, name, SMALL)
+    monkeypatch.setattr("cooc.cli.estimating.MANY", 16)
+    told = "16 pictures: about 1 s; `--quality fast`: about 1 s. Ctrl-C loses nothing."
+    assert told not in cooc("index", photos, "--workers", 0, "--index", photos / "short").err  # than half an hour
+    monkeypatch.setattr("cooc.cli.estimating.LONG", 0)
+    monkeypatch.setattr("cooc.cli.estimating.duration", lambda seconds: "about 1 s" if seconds > 0 else "nothing")
+    before = torch.get_num_threads()
+    assert told in cooc("index", photos).err
+    assert torch.get_num_threads() == before
+    assert told not in cooc("index", photos).err
+    assert "pictures: about" not in cooc("index", photos, "--workers", 0, "-q", "--index", photos / "other").err
 
 
 def test_the_command_says_it(cooc: Shell, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
