@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,8 @@ def _connected(minutes: float) -> Iterator[tuple[socket.socket, bool]]:
 
 
 def _folder() -> Path:
-    folder = user_runtime_path("cooc")
+    with warnings.catch_warnings(action="ignore"):  # where the system names no such folder, it is one below /tmp
+        folder = user_runtime_path("cooc")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.lstat()
     if folder.is_symlink() or about.st_uid != os.getuid() or about.st_mode & 0o077:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cooc.cli import warm
 from tests.labelled import write_labelled_folder
 
 RECIPE = "light+size=96"
@@ -140,3 +141,12 @@ def test_by_default_only_in_a_terminal(indexed: Path, place: Path) -> None:
     os.close(ours)
     assert "arch_000001.jpg" in said
     assert len(staying(place)) == 1
+
+
+def test_a_system_without_a_folder_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a container nothing names one: platformdirs warns, which is nothing that a user can do about."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    folder = warm._folder()  # warnings are errors here
+    assert folder.stat().st_mode & 0o077 == 0
