@@ -123,6 +123,18 @@ def test_thorough_goes_on_from_what_is_proven(tmp_path: Path) -> None:
         assert [match.verified for match in matches] == [True, False, False]  # it shows nothing of the query
 
 
+def test_thorough_needs_what_it_verifies_by(search: ImageSearch, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="leave out verify=False"):
+        search.search(asked("cat"), verify=False, thorough=True)
+    with pytest.raises(InputError, match="a vector has no local features"):
+        search.search_vector(np.ones(search.meta.dim, np.float32), thorough=True)
+    with (
+        ImageSearch.create(tmp_path / ".cooc", recipe=RECIPE, descriptor=descriptor(), features="") as plain,
+        pytest.raises(InputError, match="Add them: cooc index --verify sift"),
+    ):
+        plain.search(asked("cat"), thorough=True)
+
+
 def names(search: ImageSearch, image: np.ndarray, thorough: bool) -> list[str]:
     return [match.path for match in search.search(image, k=16, thorough=thorough).matches]
 

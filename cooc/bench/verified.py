@@ -32,7 +32,7 @@ from cooc.verification.features import unpack
 from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, THOROUGH, TOP, rounds
 from cooc.verification.verifier import verify
 from cooc.verification.words import ENGINE, signatures
-from cooc.verified_search import in_turn
+from cooc.verified_search import Features, in_turn
 
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -135,24 +135,26 @@ class Agreements:
 
     def by_words(self, query: int) -> list[int]:
         """The pictures that share most visual words with a query, where there are any."""
-        database, queries = self.codes.get(ENGINE, ([], []))
+        database, _ = self.codes.get(ENGINE, ([], []))
         if not database:
             return []
         if self._words is None:
             blocks = (database[start : start + PART] for start in range(0, len(database), PART))
             found = (one for block in blocks for one in signatures([unpack(code) for code in block]))
             self._words = Inverted.of((number.to_bytes(16), one) for number, one in enumerate(found))
-        (asked,) = signatures([unpack(queries[query] if query >= 0 else database[~query])])
+        (asked,) = signatures([self._asked(ENGINE, query)])
         return [int(name, 16) for name in self._words.search(asked, TOP)]
 
     def _known(self, engine: str, query: int, pictures: list[int]) -> list[Agreement]:
         known = self.known.setdefault((engine, query), {})
         new = [number for number in pictures if number not in known]
-        database, queries = self.codes[engine]
-        features = [unpack(database[number]) for number in new]
-        asked = unpack(queries[query] if query >= 0 else database[~query])
-        known.update(zip(new, verify(asked, features, device=self.device), strict=True))
+        features = [unpack(self.codes[engine][0][number]) for number in new]
+        known.update(zip(new, verify(self._asked(engine, query), features, device=self.device), strict=True))
         return [known[number] for number in pictures]
+
+    def _asked(self, engine: str, query: int) -> Features:
+        database, queries = self.codes[engine]
+        return unpack(queries[query] if query >= 0 else database[~query])
 
 
 def verified_rankings(

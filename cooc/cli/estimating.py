@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import typer
 from rich.table import Table
 
 from cooc.cli import err, out
+from cooc.cli.cores import sharing_cores
 from cooc.errors import InputError, UnknownNameError, WeightsError, counted
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 MANY = 2000  # pictures of a new index that are worth an estimate before it is made,
 LONG = 1800.0  # and seconds that are worth a word
-LIGHT = ("resnet50", "resnet50-caffe", "efficientnet-lite0")
 
 
 def show_estimates(
@@ -79,29 +78,6 @@ def _estimated(folder: str, quality: str, pictures: list[str], device: str, work
     chosen = QUALITIES[quality]
     with sharing_cores(find_recipe(chosen.recipe).config.backbone, chosen.features, device, workers) as shared:
         return estimate(folder, quality, pictures, device=device, workers=shared)
-
-
-@contextmanager
-def sharing_cores(backbone: str, features: str, device: str, workers: int | None) -> Iterator[int | None]:
-    """How many processes decode, if nobody has said it: for a command that fills an index.
-
-    On a CPU they make the local features, too, which takes as long as a light network does. So it gets half of the
-    cores: threads of it that wait for a core that another has use up their own meanwhile (docs/performance.md).
-    """
-    import torch
-
-    from cooc.activations import resolve_device
-    from cooc.pictures.batches import default_workers
-
-    if workers is not None or not features or backbone not in LIGHT or resolve_device(device).type != "cpu":
-        yield workers
-        return
-    cores, before = default_workers("cuda"), torch.get_num_threads()  # all of them
-    torch.set_num_threads(threads := max(1, cores // 2))
-    try:
-        yield cores - threads + 1
-    finally:
-        torch.set_num_threads(before)
 
 
 def duration(seconds: float) -> str:

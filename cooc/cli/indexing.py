@@ -12,7 +12,8 @@ import typer
 from rich.table import Table
 
 from cooc.cli import app, options, out
-from cooc.cli.estimating import sharing_cores, show_estimates, tell_before_a_long_run
+from cooc.cli.cores import sharing_cores
+from cooc.cli.estimating import show_estimates, tell_before_a_long_run
 from cooc.cli.runs import finish, running
 from cooc.errors import InputError, StoreMissingError, UnknownNameError, WeightsError, counted
 

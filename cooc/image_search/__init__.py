@@ -100,7 +100,7 @@ class ImageSearch(ChangingIndex):
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset, thorough)
         images, boxes = _together(image, box)
-        asked = self._local(images, boxes) if self._verifies(verify) else []
+        asked = self._local(images, boxes) if self._verifies(verify, options) else []
         return self._found(self._describe(images, boxes), options, asked, without, started)
 
     def search_id(
@@ -119,16 +119,18 @@ class ImageSearch(ChangingIndex):
         asked: list[Features] = []
         if box is None:
             query = self.vectors([id])[0]
-            if self._verifies(verify):
+            if self._verifies(verify, options):
                 asked = [unpack(code) for code in self.store.features([id]) if code is not None]
         else:
             picture, part = self.file(id), check_box(box)
             query = self._describe([picture], [part])
-            asked = self._local([picture], [part]) if self._verifies(verify) else []
+            asked = self._local([picture], [part]) if self._verifies(verify, options) else []
         return self._found(query, options, asked, id, started)
 
     def search_vector(self, vector: ArrayLike, k: int = 20, **ways: Unpack[Ways]) -> Results:
-        """The same for a vector (D,) of this descriptor."""
+        """The same for a vector (D,) of this descriptor; a vector alone cannot be verified."""
+        if ways.get("thorough"):
+            raise InputError("A thorough search verifies, and a vector has no local features: give the picture.")
         return self._found(as_query(vector, self.meta.dim), Options(k, **ways), [], None, time.monotonic())
 
     def search_text(
@@ -178,8 +180,11 @@ class ImageSearch(ChangingIndex):
             return None
         return verify_features(asked[0], [unpack(code)])[0]
 
-    def _verifies(self, wanted: bool | None) -> bool:
-        if wanted and not self.meta.features:
+    def _verifies(self, wanted: bool | None, options: Options | None = None) -> bool:
+        thorough = options is not None and options.thorough
+        if thorough and wanted is False:
+            raise InputError("A thorough search verifies: leave out verify=False (--no-verify), or thorough.")
+        if (wanted or thorough) and not self.meta.features:
             raise InputError(
                 f"The index {self.index_name} keeps no local features to verify by. Add them: cooc index --verify sift"
             )

@@ -56,8 +56,11 @@ class Bad:
 
 def default_workers(device: str = "cpu") -> int:
     """On a CPU the network needs the cores and one decoder keeps up with it; a GPU needs all cores for decoding."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if device == "cpu" else cores
+    return 1 if device == "cpu" else cores_of_this_process()
+
+
+def cores_of_this_process() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def batches(
