@@ -138,6 +138,7 @@ def finish(
             summary["judged"] = judge(run, fitted, cache, photos, whole)
         if summary.get("judged", {}).get("better", True):
             write_artefact(made, config, None, fitted, storage=storage, about={"source": f"trained on {photos.name}"})
+            (folder / ARTEFACT).unlink(missing_ok=True)  # whatever stops this now leaves no mixture of two runs
             for name in (FILTER, WHITENING, ARTEFACT):  # a folder that has the last is whole
                 if (Path(made) / name).is_file():
                     (Path(made) / name).replace(folder / name)
