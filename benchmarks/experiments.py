@@ -45,7 +45,7 @@ from cooc.stream import stream, upload
 from cooc.training import filters
 from cooc.training.cache import ActivationCache, Columns, half
 from cooc.training.network import CoOcNet, describe
-from cooc.training.train import TrainConfig, train
+from cooc.training.train import TrainConfig, as_it_is, train
 from cooc.training.verification import all_pairs, verify
 from cooc.whitening import Whitening, fit_pca
 
@@ -184,7 +184,7 @@ def load(args: argparse.Namespace, base: DescriptorConfig, device: torch.device)
         for test in tests
     }
     say(f"{len(database[0])} Oxford photos, {sum(c.bytes for c in database) / 1e9:.1f} GB of activations")
-    verified = verify(photos, landmarks[0], base)
+    verified = verify(photos, landmarks[0], as_it_is(base, landmarks[0]))
     say(f"{len(verified.pairs()[0])} verified pairs, {len(verified.queries())} photos to train on")
 
     def others(size: int) -> ActivationCache:

@@ -14,13 +14,14 @@ that these may have: `fold_batch_norms`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from cooc.errors import InputError, UnknownNameError, WeightsError, first_line
 from cooc.timm_models import timm_model
+from cooc.tuning import tune
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CAFFE_MEAN, CAFFE_STD = (123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255,) * 3
@@ -37,6 +38,7 @@ class Backbone:
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     depthwise: bool = False  # convolutions that do little with large maps: see `cooc.pictures.malloc`
+    blocks: Mapping[str, str] = field(default_factory=dict)  # that can be trained, and the layer before each
 
 
 class Activations(nn.Module):
@@ -125,10 +127,12 @@ def build_backbone(
     weights: Mapping[str, Tensor] | None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    tuning: Mapping[str, Tensor] | None = None,
 ) -> Activations:
     """The named network with the given state dict; None leaves random weights, as measuring its speed needs.
 
-    `timm:NAME` is any model of timm, with the weights of the whole model; its layers have the names that timm gives.
+    `tuning` is what training changed in it (cooc.tuning). `timm:NAME` is any model of timm, with the weights of the
+    whole model; its layers have the names that timm gives.
     """
     if name.startswith("timm:"):
         if weights is None:
@@ -152,6 +156,8 @@ def build_backbone(
         _load(network, weights, name)
     if name in BACKBONES:
         fold_batch_norms(network)
+    if tuning:
+        tune(network, tuning)
     return Activations(network.to(device, dtype), backbone, layer).to(device)
 
 
@@ -193,7 +199,7 @@ def fold_batch_norms(network: nn.Module) -> None:
 
 
 class VGG16(nn.Module):
-    """VGG16's features (Simonyan and Zisserman 2015) in torchvision's layout, to conv5_3 (after ReLU) or pool5."""
+    """VGG16's features (Simonyan and Zisserman 2015) in torchvision's layout, to conv5_3 (after ReLU) or a pooling."""
 
     def __init__(self, layer: str) -> None:
         super().__init__()
@@ -204,11 +210,17 @@ class VGG16(nn.Module):
                 modules += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
                 inputs = width
             modules.append(nn.MaxPool2d(2, 2))
-        self.features = nn.Sequential(*(modules if layer == "pool5" else modules[:-1]))
+        self.features = nn.Sequential(*modules[: VGG_ENDS[layer]])
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.features(x)
         return out
+
+    def after(self, layer: str) -> list[tuple[str, nn.Module]]:
+        return [(f"features.{i}", self.features[i]) for i in range(VGG_ENDS[layer], len(self.features))]
+
+
+VGG_ENDS = {"pool5": 31, "conv5_3": 30, "pool4": 24, "pool3": 17}
 
 
 class Bottleneck(nn.Module):
@@ -272,6 +284,10 @@ class ResNet(nn.Module):
             x = self.get_submodule(name)(x)
         return x
 
+    def after(self, layer: str) -> list[tuple[str, nn.Module]]:
+        first = int(layer[-1]) - (1 if layer.startswith("conv") else 0)
+        return [(name, self.get_submodule(name)) for name in self.stages[first:]]
+
 
 class SameConv2d(nn.Conv2d):
     """TensorFlow's SAME padding, which EfficientNet-Lite was trained with: an odd pixel goes right and below.
@@ -331,7 +347,8 @@ class EfficientNetLite(nn.Module):
         return nn.functional.relu6(self._bn1(self._conv_head(x)))
 
 
-VGG_LAYERS = {"pool5": (512, 32), "conv5_3": (512, 16)}
+VGG_LAYERS = {"pool5": (512, 32), "conv5_3": (512, 16), "pool4": (512, 16), "pool3": (256, 8)}
+VGG_BLOCKS = {"block5": "pool4", "block4": "pool3"}
 RESNET_LAYERS = {"layer4": (2048, 32), "layer3": (1024, 16)}
 CAFFE_LAYERS = {  # conv5 is He et al.'s name of torchvision's layer4; conv5_3x3 is inside its last block (see ResNet)
     "conv5": (2048, 32),
@@ -340,20 +357,26 @@ CAFFE_LAYERS = {  # conv5 is He et al.'s name of torchvision's layer4; conv5_3x3
     "conv5_3x3": (512, 32),
     "conv4_3x3": (256, 16),
 }
+RESNET_BLOCKS, CAFFE_BLOCKS = {"block5": "layer3"}, {"block5": "conv4", "block4": "conv3"}
 LITE_LAYERS = {"head": (1280, 32)}
 
 BACKBONES: dict[str, Backbone] = {
-    "vgg16-caffe": Backbone(VGG16, "vgg16-caffe", VGG_LAYERS, CAFFE_MEAN, CAFFE_STD),
-    "vgg16": Backbone(VGG16, "vgg16", VGG_LAYERS),
+    "vgg16-caffe": Backbone(VGG16, "vgg16-caffe", VGG_LAYERS, CAFFE_MEAN, CAFFE_STD, blocks=VGG_BLOCKS),
+    "vgg16": Backbone(VGG16, "vgg16", VGG_LAYERS, blocks=VGG_BLOCKS),
     "resnet50-caffe": Backbone(
         lambda layer: ResNet((3, 4, 6, 3), int(layer[4]) - 1, caffe=True, inner=layer.endswith("_3x3")),
         "resnet50-caffe",
         CAFFE_LAYERS,
         CAFFE_MEAN,
         CAFFE_STD,
+        blocks=CAFFE_BLOCKS,
     ),
-    "resnet50": Backbone(lambda layer: ResNet((3, 4, 6, 3), int(layer[-1])), "resnet50", RESNET_LAYERS),
-    "resnet101": Backbone(lambda layer: ResNet((3, 4, 23, 3), int(layer[-1])), "resnet101", RESNET_LAYERS),
+    "resnet50": Backbone(
+        lambda layer: ResNet((3, 4, 6, 3), int(layer[-1])), "resnet50", RESNET_LAYERS, blocks=RESNET_BLOCKS
+    ),
+    "resnet101": Backbone(
+        lambda layer: ResNet((3, 4, 23, 3), int(layer[-1])), "resnet101", RESNET_LAYERS, blocks=RESNET_BLOCKS
+    ),
     "efficientnet-lite0": Backbone(
         lambda layer: EfficientNetLite((16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1)),
         "efficientnet-lite0",

@@ -2,6 +2,7 @@
 
     descriptor.json          the settings, and where they come from
     filter.safetensors       where the recipe has a filter of its own
+    tuning.safetensors       where its network was tuned: the change alone
     whitening.safetensors    where it whitens
     network.safetensors      the network's weights, where the folder is to travel: `cooc weights export`
 
@@ -27,6 +28,7 @@ from cooc.recipes import (
     DescriptorConfig,
     find_filter,
     find_recipe,
+    find_tuning,
     find_whitening,
     kept_artefacts,
     read_artefact,
@@ -35,7 +37,8 @@ from cooc.weights import export_weights, import_weights
 from cooc.whitening import Storage, Whitening
 from cooc.whitening import save as save_whitening
 
-FILTER, WHITENING, NETWORK = "filter.safetensors", "whitening.safetensors", "network.safetensors"
+FILTER, TUNING, WHITENING = "filter.safetensors", "tuning.safetensors", "whitening.safetensors"
+NETWORK = "network.safetensors"
 
 
 def write_artefact(
@@ -62,12 +65,18 @@ def write_artefact(
         write_whole(folder / FILTER, source.read_bytes())
     if filter is not None or source is not None:
         config = config.replace(cooccurrence="learned", filter=str(folder / FILTER))
+    if config.tuning:
+        change = find_tuning(config.tuning)
+        if change.resolve() != (folder / TUNING).resolve():
+            write_whole(folder / TUNING, change.read_bytes())
+        config = config.replace(tuning=str(folder / TUNING))
     dim = 0
     if whitening is not None:
         dim, meta = whitening.dim, {"space": config.space, "space_hash": config.space_hash}
         fitted = Whitening(whitening.mean, whitening.projection.detach(), whitening.meta | meta, whitening.eigenvalues)
         save_whitening(fitted, folder / WHITENING, storage)
     names = {"filter": FILTER if config.filter else "", "whitening": WHITENING if whitening is not None else ""}
+    names["tuning"] = TUNING if config.tuning else ""
     values = config.as_dict() | {"dtype": "auto", "dim": dim} | names
     write_whole(folder / ARTEFACT, json.dumps({**(about or {}), "config": values}, indent=1) + "\n")
     return config.replace(dtype="auto", dim=dim, whitening=str(folder / WHITENING) if whitening is not None else "")
@@ -108,7 +117,7 @@ def import_artefact(folder: str | os.PathLike[str], name: str | None = None) -> 
     new = target.with_name(f".{name}.{uuid.uuid4().hex}.tmp")
     new.mkdir(parents=True)
     try:
-        for file in (FILTER, WHITENING, ARTEFACT):
+        for file in (FILTER, TUNING, WHITENING, ARTEFACT):
             if (folder / file).is_file():
                 shutil.copyfile(folder / file, new / file)
         shutil.rmtree(target, ignore_errors=True)

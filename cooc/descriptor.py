@@ -28,8 +28,9 @@ from cooc.pictures.batches import Item
 from cooc.pictures.decode import Picture, is_picture, load_image
 from cooc.pooler import Pooler
 from cooc.pooling import l2_normalise, power_mean
-from cooc.recipes import DescriptorConfig, find_recipe, find_whitening, no_network
+from cooc.recipes import DescriptorConfig, find_recipe, find_tuning, find_whitening, no_network
 from cooc.stream import download, stream, upload
+from cooc.tuning import read_tuning
 from cooc.weights import content_hash, load_weights
 from cooc.whitening import Whitening
 
@@ -90,7 +91,7 @@ class Descriptor(nn.Module):
         Pictures may have any size; the recipe wants them at most `config.size` long, which is left to the caller.
         R-MAC, whose regions follow from the size, and several scales are written for one: (H, W).
         """
-        files = {name: Path(getattr(self.config, name)).name for name in ("filter", "whitening")}
+        files = {name: Path(getattr(self.config, name)).name for name in ("filter", "tuning", "whitening")}
         about = {"cooc": json.dumps(self.config.as_dict() | files), "fingerprint": self.fingerprint}
         write_onnx(self._copy_on_cpu(), path, size=size, about=about)
 
@@ -235,7 +236,10 @@ def load_backbone(config: DescriptorConfig, device: torch.device) -> Activations
     if config.given:
         raise no_network(config)
     weights, dtype = load_weights(config.weights), resolve_dtype(config.dtype, device)
-    return build_backbone(config.backbone, config.layer or None, weights=weights, device=device, dtype=dtype)
+    tuning = read_tuning(find_tuning(config.tuning)) if config.tuning else None
+    return build_backbone(
+        config.backbone, config.layer or None, weights=weights, device=device, dtype=dtype, tuning=tuning
+    )
 
 
 def rescale(images: Tensor, scale: float, smallest: int) -> Tensor:

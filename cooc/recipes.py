@@ -47,6 +47,7 @@ class DescriptorConfig:
     cooccurrence: str = "direct"
     radius: int = 4
     filter: str = ""  # of "learned": a file, or the name of one that ships with cooc
+    tuning: str = ""  # what training changed in the network: a file, or the name of one that ships; "" is nothing
     pooling: str = "chco-sct"
     options: tuple[tuple[str, float], ...] = ()
     whitening: str = ""  # a file, or the set that one which ships with cooc was fitted on; "" is none
@@ -123,7 +124,7 @@ class DescriptorConfig:
         parts = [self.backbone, *[self.layer] * (self.layer != default), self.pooling]
         if POOLINGS[self.pooling].cooccurrence:
             parts.append({"direct": "act", "none": "aa"}.get(self.cooccurrence, self.cooccurrence))
-        return "-".join(parts + [self.mask] * (self.mask != "none"))
+        return "-".join(parts + [self.mask] * (self.mask != "none") + ["tuned"] * bool(self.tuning))
 
     @property
     def weights(self) -> str:
@@ -150,15 +151,18 @@ class DescriptorConfig:
 
         A whitening or a filter of the user's own has no common name: there the descriptor's fingerprint is one.
         """
-        if Path(self.whitening).suffix or Path(self.filter).suffix:
+        if any(Path(file).suffix for file in (self.whitening, self.filter, self.tuning)):
             return f"{self.space}-own-{fingerprint[:16]}-{dim}" if fingerprint else None
         parts = [self.space, self.whitening or "raw", str(dim)] + ["ms"] * (len(self.scales) > 1)
         return "-".join(parts)
 
     def _digest(self, *without: str) -> str:
         values = {key: value for key, value in self.as_dict().items() if key not in without}
-        if self.filter:  # what counts is the filter in the file, not where the file lies
-            values["filter"] = hashlib.sha256(find_filter(self.filter).read_bytes()).hexdigest()
+        if not self.tuning:  # hashes are older than tunings
+            del values["tuning"]
+        for name, find in (("filter", find_filter), ("tuning", find_tuning)):
+            if getattr(self, name):  # what counts is what is in the file, not where it lies
+                values[name] = hashlib.sha256(find(getattr(self, name)).read_bytes()).hexdigest()
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -185,6 +189,14 @@ def find_filter(name: str) -> Path:
         raise InputError(f"No filter {name!r} ships with cooc; give a .safetensors or .npy file.")
     if not path.is_file():
         raise InputError(f"{path}: no such filter file. Train one (`cooc train`), or give .npy or .safetensors.")
+    return path
+
+
+def find_tuning(name: str) -> Path:
+    """What training changed in a network: a file, or the name of one that ships with cooc."""
+    path = Path(name) if Path(name).suffix else shipped("tuning", name)
+    if path is None or not path.is_file():
+        raise InputError(f"{name}: no such tuning of a network. Train one: `cooc train --train block5`.")
     return path
 
 
@@ -314,7 +326,7 @@ def read_artefact(folder: Path) -> Recipe:
             return _old_run(folder)
         content = json.loads(file.read_text(encoding="utf-8"))
         values = content["config"]
-        for name in ("filter", "whitening"):
+        for name in ("filter", "whitening", *(["tuning"] if "tuning" in values else [])):  # older ones have none
             if values[name]:
                 values[name] = str(folder / Path(values[name]).name)
         return Recipe(str(folder), DescriptorConfig.from_dict(values), str(content.get("source", file)))

@@ -48,7 +48,9 @@ def train(
     parts: Annotated[
         str,
         typer.Option(
-            "--train", help="What to train: filter, exponent, whitening, by commas. [default: filter, if there is one]"
+            "--train",
+            help="What to train, by commas: filter, exponent, whitening, block5 (the network's last block; block4: the "
+            "last two). [default: filter, if there is one]",
         ),
     ] = "",
     layer: Annotated[int, typer.Option(min=0, help="Dimensions of a whitening layer before the loss; 0: none.")] = 0,
@@ -62,6 +64,8 @@ def train(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 8,
     patience: Annotated[int, typer.Option(min=1, help="Epochs without a better validation mAP.")] = 3,
+    block_rank: Annotated[int, typer.Option(min=1, help="Rank of the change of a block's kernels.")] = 32,
+    block_lr: Annotated[float | None, typer.Option(help="Learning rate of a block (1e-3).")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Tuples in a step.")] = 24,
     at_once: Annotated[int, typer.Option(min=1, help="Tuples in memory at once; fewer need less of it.")] = 24,
     queries: Annotated[int, typer.Option(min=1, help="Tuples in an epoch.")] = 2000,
@@ -74,6 +78,12 @@ def train(
         Literal["verified", "all"], typer.Option(help="Pairs of one label to train on: those that match, or all.")
     ] = "verified",
     held_out: Annotated[float, typer.Option(help="Part of the labels kept for validation.")] = 0.2,
+    crops: Annotated[
+        bool, typer.Option("--crops", help="A part of each photo is a query, too: to learn from, and to validate with.")
+    ] = False,
+    distractors: Annotated[
+        Path | None, typer.Option(help="Pictures that show nothing of it, to search among in validation.")
+    ] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Labels to leave out.")] = None,
     not_in: Annotated[Path | None, typer.Option(help="A folder of test photos, none of which is trained on.")] = None,
     whitening: Annotated[
@@ -102,16 +112,18 @@ def train(
     --cache FOLDER ...
     """
     from cooc.activations import resolve_device
-    from cooc.datasets.photos import load_photos
+    from cooc.datasets.photos import add_crops, add_distractors, load_photos
+    from cooc.datasets.retrieval import image_set
     from cooc.image_search import ImageSearch
     from cooc.pooling import POOLINGS
     from cooc.provenance import provenance
     from cooc.recipes import find_recipe
     from cooc.training import processes as running
     from cooc.training.artefacts import ENOUGH, finish, own_whitening
+    from cooc.training.block import layer_before
     from cooc.training.cache import build_cache
     from cooc.training.mining import mine_pairs
-    from cooc.training.train import TrainConfig
+    from cooc.training.train import BLOCK_RATE, TrainConfig, as_it_is
     from cooc.training.train import train as learn
     from cooc.training.verification import all_pairs, verify
 
@@ -129,6 +141,10 @@ def train(
             photos = mine_pairs(search, most=pool, held_out=held_out, seed=seed, device=device, progress=show)
             named = find_recipe(recipe).config if recipe else search.config
             recipe, size = recipe or search.meta.recipe, size or named.size
+    if crops:
+        photos = add_crops(photos, seed)
+    if distractors is not None:
+        photos = add_distractors(photos, image_set(distractors))
     parts = parts or ("filter" if POOLINGS[named.pooling].cooccurrence else "exponent")
     descriptor = named.replace(size=size, scales=(1.0,), whitening="", dim=0, dtype=dtype)
     if POOLINGS[named.pooling].cooccurrence:
@@ -138,6 +154,8 @@ def train(
         descriptor,
         form=form,
         rank=rank or DEFAULT_RANK,
+        block_rank=block_rank,
+        block_lr=block_lr or BLOCK_RATE,
         train=tuple(part for part in parts.split(",") if part),
         layer=layer,
         loss=loss,
@@ -154,17 +172,18 @@ def train(
         dtype=dtype,
         seed=seed,
     )
+    kept_for = descriptor.replace(layer=layer_before(descriptor, settings.block)) if settings.block else descriptor
     with running.processes(device) as own:
         if running.world() > 1 and cache is None:
             raise InputError("Several processes share activations on disk: add --cache FOLDER.")
         place = resolve_device(own)
         with running.first_before_others(), counting("activations") as show:
             kept, good, bad = build_cache(
-                photos.items, descriptor, device=place, folder=cache, keep=keep, workers=workers, progress=show
+                photos.items, kept_for, device=place, folder=cache, keep=keep, workers=workers, progress=show
             )
         photos = photos.subset(good)
         with counting("verifying pairs") as show:
-            photos = verify(photos, kept, descriptor, progress=show)
+            photos = verify(photos, kept, as_it_is(descriptor, kept, settings.block), progress=show)
         photos = photos if pairs == "verified" else all_pairs(photos)
         few = whitening == "adapted" or (not whitening and len(photos) < ENOUGH)
         layer_of_recipe = own_whitening(named.replace(dim=dim or named.dim)) if few else None
@@ -229,6 +248,9 @@ def _show_summary(summary: dict[str, Any], folder: Path, index: str) -> None:
         found = summary["filter"]
         size = f"{found['bytes'] / 1e6:.1f} MB, error {found['error']:.2g}"
         out.print(f"{folder / found['file']}: {found['form']}, {size}", markup=False)
+    if "tuning" in summary:
+        found = summary["tuning"]
+        out.print(f"{folder / found['file']}: the network's change, {found['bytes'] / 1e6:.1f} MB", markup=False)
     if "exponent" in summary:
         out.print(f"exponent {summary['exponent']:.4f}")
     use = f"cooc rebuild --index {shlex.quote(index)}" if index else "cooc index FOLDER"

@@ -13,7 +13,7 @@ do not, and their pairs are verified first (cooc/training/verification.py). An i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.datasets.retrieval import Dataset, image_set, load_dataset
-from cooc.errors import DatasetError, InputError
+from cooc.errors import DatasetError, ImageError, InputError
 from cooc.evaluation import Query
 from cooc.pictures.batches import Item
 from cooc.pictures.boxes import Box
+from cooc.pictures.decode import image_info
 from cooc.unpickling import load_arrays
 
 Ints = NDArray[np.int64]
@@ -41,6 +42,11 @@ class Photos:
     clusters: Ints  # (N,)
     positives: Mapping[int, Ints] | None
     held_out: NDArray[np.bool_]  # (N,) for validation only
+    crops: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))  # (N,) a part of another of them
+
+    def __post_init__(self) -> None:
+        if len(self.crops) != len(self.items):
+            object.__setattr__(self, "crops", np.zeros(len(self.items), bool))
 
     def __len__(self) -> int:
         return len(self.items)
@@ -60,7 +66,7 @@ class Photos:
             positives = {place[q]: np.array(match, np.int64) for q, match in kept.items() if q in place and match}
         chosen = np.asarray(rows, np.int64)
         items = [self.items[row] for row in rows]
-        return Photos(self.name, items, self.clusters[chosen], positives, self.held_out[chosen])
+        return Photos(self.name, items, self.clusters[chosen], positives, self.held_out[chosen], self.crops[chosen])
 
     def queries(self, held_out: bool = False) -> Ints:
         """Photos of one of the two parts that have a match."""
@@ -76,17 +82,19 @@ class Photos:
         """The held-out part as a data set: query rows, database rows, and the ground truth in terms of the latter.
 
         A photo of the same cluster that was not verified is neither right nor wrong: it is junk. Among a few photos all
-        is found; then those that are trained on are distractors.
+        is found; then those that are trained on are distractors. Crops are asked for, and not searched in.
         """
-        database = np.flatnonzero(self.held_out)
-        database = database if len(database) >= FEW else np.arange(len(self))
+        whole = np.flatnonzero(~self.crops)
+        database = whole[self.held_out[whole]]
+        database = database if len(database) >= FEW else whole
         place = {int(row): i for i, row in enumerate(database)}
         queries, truth = self.queries(held_out=True), []
         for q in queries:
             positives = [place[int(p)] for p in self.matches[int(q)] if int(p) in place]
             same = np.flatnonzero(self.clusters[database] == self.clusters[q])
-            junk = np.setdiff1d(same, [*positives, place[int(q)]])
-            truth.append(Query(positives=positives, junk=junk, itself=[place[int(q)]]))
+            itself = [place[int(q)]] if int(q) in place else []
+            junk = np.setdiff1d(same, [*positives, *itself])
+            truth.append(Query(positives=positives, junk=junk, itself=itself))
         return queries, database, truth
 
 
@@ -203,6 +211,49 @@ def _of_length(values: Any, length: int) -> Any:
     if len(values) != length:
         raise ValueError(f"{len(values)} values for {length}")
     return values
+
+
+def add_distractors(photos: Photos, paths: Sequence[Path]) -> Photos:
+    """Pictures that show nothing of what is held out, to be searched among: among few all is found."""
+    rows = len(photos)
+    items = [*photos.items, *(Item(rows + i, path) for i, path in enumerate(paths))]
+    clusters = np.concatenate([photos.clusters, photos.clusters.max(initial=0) + 1 + np.arange(len(paths))])
+    held_out = np.concatenate([photos.held_out, np.ones(len(paths), bool)])
+    crops = np.concatenate([photos.crops, np.zeros(len(paths), bool)])
+    return replace(photos, items=items, clusters=clusters, held_out=held_out, crops=crops)
+
+
+def add_crops(photos: Photos, seed: int = 0) -> Photos:
+    """Each labelled photo once more as a part of it, between a fifth and two thirds of its area, to be asked for.
+
+    One whose size cannot be read is left out here, and named when it is read as a whole.
+    """
+    rng, items, rows = np.random.default_rng(seed), list(photos.items), list[int]()
+    for row, item in enumerate(photos.items):
+        width, height = _size(Path(str(item.picture)))
+        wide, high = (rng.uniform(0.45, 0.8, 2) * (width, height)).tolist()
+        left, top = (rng.uniform(0, 1, 2) * (width - wide, height - high)).tolist()
+        if wide >= 1 and high >= 1:
+            items.append(Item(len(items), item.picture, (left, top, left + wide, top + high)))
+            rows.append(row)
+    known = photos.positives
+    return Photos(
+        photos.name,
+        items,
+        np.concatenate([photos.clusters, photos.clusters[rows]]),
+        None if known is None else {**known, **{len(photos) + i: known[r] for i, r in enumerate(rows) if r in known}},
+        np.concatenate([photos.held_out, photos.held_out[rows]]),
+        np.arange(len(items)) >= len(photos),
+    )
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Width and height when upright; nothing of a file that is no picture."""
+    try:
+        info = image_info(path)
+        return info.width, info.height
+    except ImageError:
+        return 0, 0
 
 
 def hold_out(photos: Photos, fraction: float, seed: int = 0) -> Photos:

@@ -278,7 +278,7 @@ def lasting(config: DescriptorConfig) -> DescriptorConfig:
     """Files that a config names are found from any folder."""
     files = {
         name: str(Path(value).absolute())
-        for name, value in (("whitening", config.whitening), ("filter", config.filter))
+        for name, value in (("whitening", config.whitening), ("filter", config.filter), ("tuning", config.tuning))
         if Path(value).suffix
     }
     return config.replace(**files)

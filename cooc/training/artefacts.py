@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from cooc.artefacts import FILTER, WHITENING, write_artefact
+from cooc.artefacts import FILTER, TUNING, WHITENING, write_artefact
 from cooc.cooccurrence import Cooccurrence
 from cooc.datasets.photos import Photos
 from cooc.errors import UnknownNameError, WhiteningError
@@ -24,8 +24,9 @@ from cooc.files import write_whole
 from cooc.recipes import ARTEFACT, DescriptorConfig, find_whitening
 from cooc.training import filters
 from cooc.training.cache import ActivationCache
-from cooc.training.network import CoOcNet, describe
-from cooc.training.train import Run, average_precisions, mean_ap
+from cooc.training.network import describe
+from cooc.training.train import Run, as_it_is, average_precisions, mean_ap
+from cooc.tuning import read_tuning, write_tuning
 from cooc.whitening import Whitening, adapt, fit_learned, fit_pca
 
 FEWEST = 10  # queries that can tell whether something is better
@@ -65,11 +66,13 @@ def judge(
 ) -> dict[str, Any]:
     """mAP of the photos held out, by the recipe as it is and by what was learned: is that better beyond chance?"""
     queries, database, truth = photos.validation()
-    ap = []
-    for net, layer in ((CoOcNet(recipe, cache.channels, train=()), own_whitening(recipe)), (run.net, whitening)):
-        vectors = describe(net.to(cache.device), cache, torch.from_numpy(database), raw=True)
+    rows, ap = np.union1d(database, queries), []
+    before = as_it_is(recipe, cache, run.config.block)
+    for net, layer in ((before, own_whitening(recipe)), (run.net, whitening)):
+        vectors = describe(net, cache, torch.from_numpy(rows), raw=True)
         vectors = vectors if layer is None else layer.to(cache.device)(vectors)
-        ap.append(average_precisions(vectors, np.searchsorted(database, queries), truth))
+        places = np.searchsorted(rows, queries), np.searchsorted(rows, database)
+        ap.append(average_precisions(vectors, *places, truth))
     gain = [round(bound, 4) for bound in bootstrap_interval(100 * (ap[1] - ap[0]))]
     better = gain[0] > 0 and len(queries) >= FEWEST
     return {"queries": len(queries), "before": mean_ap(ap[0]), "after": mean_ap(ap[1]), "gain": gain, "better": better}
@@ -128,6 +131,12 @@ def finish(
             config = config.replace(cooccurrence="learned", filter=str(file))
             size = {"bytes": file.stat().st_size, "error": filters.error(written, layer)}
             summary["filter"] = {"file": file.name, "form": written.form, **size}
+        if net.block is not None:
+            change = Path(made) / TUNING
+            write_tuning(change, net.block.change(), summary)
+            net.block.load_change(read_tuning(change))
+            config = config.replace(tuning=str(change))
+            summary["tuning"] = {"file": change.name, "bytes": change.stat().st_size}
         fitted = None
         if whitening != "none":
             meta = {"fitted_on": photos.name, "size": str(run.config.descriptor.size)}
@@ -139,7 +148,7 @@ def finish(
         if summary.get("judged", {}).get("better", True):
             write_artefact(made, config, None, fitted, storage=storage, about={"source": f"trained on {photos.name}"})
             (folder / ARTEFACT).unlink(missing_ok=True)  # whatever stops this now leaves no mixture of two runs
-            for name in (FILTER, WHITENING, ARTEFACT):  # a folder that has the last is whole
+            for name in (FILTER, TUNING, WHITENING, ARTEFACT):  # a folder that has the last is whole
                 if (Path(made) / name).is_file():
                     (Path(made) / name).replace(folder / name)
     write_whole(folder / "run.json", json.dumps(summary, indent=1) + "\n")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cooc.errors import InputError
 from cooc.files import replacing, write_whole
+from cooc.recipes import DescriptorConfig
 from cooc.training.network import CoOcNet
 from cooc.training.processes import rank
 
@@ -69,10 +70,11 @@ class Checkpoint:
             state = torch.load(file, map_location="cpu", weights_only=True)
             about = json.loads(state["about"])
             found, wanted = about["config"], json.loads(json.dumps(self.config.as_dict()))
+            found["descriptor"] = DescriptorConfig.from_dict(found["descriptor"]).as_dict()  # it may be older
         except (pickle.UnpicklingError, RuntimeError, KeyError, ValueError, TypeError, OSError, EOFError) as error:
             raise InputError(f"{file} is no checkpoint of cooc ({error}). Start without --resume.") from error
         free = ("epochs", "patience")  # a run may be prolonged
-        changed = [key for key in wanted if key not in free and found.get(key) != wanted[key]]
+        changed = [key for key in wanted if key not in free and found.get(key, wanted[key]) != wanted[key]]
         if changed:
             key = changed[0]
             raise InputError(

@@ -1,7 +1,7 @@
 """CoOcNet (section 5 of the paper): activations -> co-occurrences with a learned filter -> pooled unit vectors.
 
 It is the `Pooler` of a recipe, in which the filter is a parameter; with the filter that comes out, a recipe gives the
-same vectors.
+same vectors. Where the network's last block is trained, too, it stands before the pooler (cooc/training/block.py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from cooc.errors import InputError, UnknownNameError
 from cooc.pooler import Pooler
 from cooc.pooling import POOLINGS
 from cooc.recipes import DescriptorConfig
+from cooc.training.block import BLOCKS, Block
 from cooc.training.cache import ActivationCache
 from cooc.whitening import Whitening
 
 FORMS = ("learned", "factored")
 EXPONENTS = {"gem": ("p", 3.0), "sct": ("b", 2.0), "chco-sct": ("b", 2.0)}  # of each pooling: its name and usual value
-TRAINABLE = ("filter", "exponent", "whitening")
+TRAINABLE = ("filter", *BLOCKS, "exponent", "whitening")
 
 
 class Delta(Cooccurrence):
@@ -44,6 +45,7 @@ class Delta(Cooccurrence):
 class CoOcNet(nn.Module):
     """Padded activations A (B, C, H, W), sizes (B, 2) -> unit vectors (B, D). Starts as its recipe is.
 
+    block: the end of the network, where activations are of a layer before the recipe's; it learns unless it is frozen.
     form: "learned", a full delta (C, C, S, S), or "factored", delta = left @ right of the given rank.
     train: any of "filter", "exponent" (of the pooling: GeM's p, b of Eq. 8) and "whitening" (the layer given).
     whitening: a last layer, so that the loss sees vectors as a search does; fixed unless it is trained.
@@ -60,9 +62,11 @@ class CoOcNet(nn.Module):
         whitening: Whitening | None = None,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
+        block: Block | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.channels, self.form, self.parts = config, channels, form, tuple(train)
+        self.config, self.form, self.parts, self.block = config, form, tuple(train), block
+        self.channels = channels = channels if block is None else block.channels
         if form not in FORMS:
             raise UnknownNameError("form of a filter", form, FORMS)
         for name in train:
@@ -95,8 +99,17 @@ class CoOcNet(nn.Module):
 
     def raw(self, A: Tensor, sizes: Tensor | None = None) -> Tensor:
         """Before the whitening layer. (B, D')"""
+        A, sizes = self.maps(A, sizes)
         options = {EXPONENTS[self.config.pooling][0]: self.exponent} if "exponent" in self.parts else {}
         return torch.as_tensor(self.pooler(A, sizes, **options))
+
+    def maps(self, A: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What the pooler sees: activations of the recipe's layer."""
+        if self.block is None:
+            return A, sizes
+        whole = torch.tensor(A.shape[2:], device=A.device).expand(len(A), 2)
+        maps, sizes = self.block(A, whole if sizes is None else sizes)
+        return maps, sizes
 
     def _learned(self) -> Cooccurrence:
         layer = self.pooler.cooccurrence

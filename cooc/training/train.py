@@ -32,6 +32,7 @@ from cooc.datasets.photos import Ints, Photos
 from cooc.errors import InputError, UnknownNameError
 from cooc.evaluation import Floats, Query, evaluate
 from cooc.recipes import DescriptorConfig
+from cooc.training.block import BLOCKS, build_block
 from cooc.training.cache import ActivationCache
 from cooc.training.checkpoint import Checkpoint, Epoch
 from cooc.training.losses import LOSSES
@@ -41,6 +42,7 @@ from cooc.training.tuples import mine, tuples
 from cooc.whitening import Whitening, fit_pca
 
 RATES = {"learned": 8e-3, "factored": 1e-2}  # measured: docs/training.md
+BLOCK_RATE = 1e-3  # of a block's kernels
 EXPONENT_RATE = 1000  # times the filter's: an exponent is one number near 3,
 EXPONENT_STEP = 0.05  # and takes no longer step than this: the rates above would throw it about
 WHITENING_SAMPLE, WHITENING_DIM = 2000, 512  # of the whitening that validation uses
@@ -54,6 +56,8 @@ class TrainConfig:
     descriptor: DescriptorConfig
     form: str = "factored"
     rank: int = 32  # of the factored form
+    block_rank: int = 32  # of the change of a block's kernels
+    block_lr: float = BLOCK_RATE
     train: tuple[str, ...] = ("filter",)
     layer: int = 0  # dimensions of a whitening layer in front of the loss, fitted before the first step; 0 is none
     loss: str = "smooth-ap"
@@ -75,11 +79,18 @@ class TrainConfig:
         if self.loss not in LOSSES:
             raise UnknownNameError("loss", self.loss, LOSSES)
         counts = ("epochs", "patience", "batch", "at_once", "queries", "positives", "negatives", "pool", "rank")
-        for name in counts:
+        for name in (*counts, "block_rank"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if self.lr is not None and not self.lr > 0:
             raise InputError(f"The learning rate must be positive, not {self.lr}.")
+        if len([part for part in self.train if part in BLOCKS]) > 1:
+            raise InputError("block4 is trained with what follows it: name the first block alone.")
+
+    @property
+    def block(self) -> str:
+        """The block from which on the network is trained; "" where it is frozen."""
+        return next((part for part in self.train if part in BLOCKS), "")
 
     @property
     def rate(self) -> float:
@@ -132,11 +143,12 @@ def train(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     net = _build(cache, photos, config, whitening).to(device)
-    groups = [{"params": [p for n, p in net.named_parameters() if p.requires_grad and n != "exponent"]}]
-    if "exponent" in config.train:
-        step = min(config.rate * EXPONENT_RATE, EXPONENT_STEP)
-        groups.append({"params": [net.exponent], "lr": step})  # type: ignore[dict-item]
-    optimiser = torch.optim.Adam(groups, lr=config.rate, betas=(config.beta1, 0.999))
+    rates = {"exponent": min(config.rate * EXPONENT_RATE, EXPONENT_STEP), "block": config.block_lr}
+    groups: dict[float, list[Tensor]] = {}
+    for name, parameter in net.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault(rates.get(name.partition(".")[0], config.rate), []).append(parameter)
+    optimiser = torch.optim.Adam([{"params": p, "lr": lr} for lr, p in groups.items()], betas=(config.beta1, 0.999))
     kept = Checkpoint(config, folder, net, optimiser)
     if resume:
         kept.load()
@@ -164,8 +176,11 @@ def train(
 
 
 def _build(cache: ActivationCache, photos: Photos, config: TrainConfig, whitening: Whitening | None) -> CoOcNet:
+    block = None
+    if config.block:
+        block = build_block(config.descriptor, config.block, cache.device, rank=config.block_rank, seed=config.seed)
     if config.layer:
-        direct = CoOcNet(config.descriptor, cache.channels, train=()).to(cache.device)
+        direct = CoOcNet(config.descriptor, cache.channels, train=(), block=block).to(cache.device)
         with torch.no_grad():
             whitening = fit_pca(_describe(direct, cache, np.flatnonzero(~photos.held_out)), config.layer)
     return CoOcNet(
@@ -177,7 +192,14 @@ def _build(cache: ActivationCache, photos: Photos, config: TrainConfig, whitenin
         whitening=whitening,
         dtype=resolve_dtype(config.dtype, cache.device),
         seed=config.seed,
+        block=block,
     )
+
+
+def as_it_is(recipe: DescriptorConfig, cache: ActivationCache, block: str = "") -> CoOcNet:
+    """The recipe, before anything is learned, for activations that end before that block."""
+    end = build_block(recipe, block, cache.device) if block else None
+    return CoOcNet(recipe, cache.channels, train=(), block=end).to(cache.device)
 
 
 def _epoch(
@@ -254,21 +276,22 @@ def validate(net: CoOcNet, cache: ActivationCache, photos: Photos, config: Train
         return {}
     own = net.layer is not None and not config.layer
     raw_vectors = "whitening" not in config.train and not own
-    held = _describe(net, cache, database, raw=raw_vectors)
-    place = np.searchsorted(database, queries)
-    raw = mean_ap(average_precisions(held, place, truth))
+    rows = np.union1d(database, queries)
+    held = _describe(net, cache, rows, raw=raw_vectors)
+    places = np.searchsorted(rows, queries), np.searchsorted(rows, database)
+    raw = mean_ap(average_precisions(held, *places, truth))
     chosen = np.random.default_rng(config.seed).permutation(np.flatnonzero(~photos.held_out))[:WHITENING_SAMPLE]
     dim = min(WHITENING_DIM, len(chosen) // 4, held.shape[1])
     if not raw_vectors or dim < 32:
         return {"mAP": raw}
     whitening = fit_pca(_describe(net, cache, chosen, raw=True), dim)
-    return {"mAP": mean_ap(average_precisions(whitening(held), place, truth)), "mAP raw": raw}
+    return {"mAP": mean_ap(average_precisions(whitening(held), *places, truth)), "mAP raw": raw}
 
 
-def average_precisions(vectors: Tensor, queries: Ints, truth: Sequence[Query]) -> Floats:
-    """Of each query, which is one of the rows, among all of them."""
+def average_precisions(vectors: Tensor, queries: Ints, database: Ints, truth: Sequence[Query]) -> Floats:
+    """Of each query among the database, both of which are rows."""
     array = vectors.float().cpu().numpy()
-    rankings, _ = reranking.rank(array[queries], array)
+    rankings, _ = reranking.rank(array[queries], array[database])
     return evaluate(rankings, truth, "holidays").ap
 
 

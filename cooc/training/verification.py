@@ -14,21 +14,22 @@ SIFT misses is the same building by night or against the light, so labels are ch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cooc.activations import BACKBONES
 from cooc.datasets.photos import Photos
 from cooc.pooling import l2_normalise
-from cooc.recipes import DescriptorConfig
 from cooc.training.cache import ActivationCache
 from cooc.training.network import CoOcNet, describe
 
 SCALES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
 TOLERANCE = 1.5  # positions
+APART = 32  # pixels
 LEAST = 0.6  # score over the root of the smaller map's positions, from which a pair counts as verified
 
 
@@ -63,42 +64,54 @@ def shared_layout(A: Tensor, B: Tensor) -> Tensor:
 def verify(
     photos: Photos,
     cache: ActivationCache,
-    config: DescriptorConfig,
+    net: CoOcNet,
     *,
     nearest: int = 10,
     least: float = LEAST,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Photos:
-    """Photos with the pairs that match: of the `nearest` of the same label, those that share their layout.
+    """Photos with the pairs that match: of the `nearest` of the same label, by `net`, those that share their layout.
 
-    Pairs that a data set gives are left as they are.
+    Pairs that a data set gives are left as they are. A crop matches what its photo matches. Positions are
+    APART, as in a network's last layer, for which `least` was chosen; of an earlier one pooled maps are compared.
     """
     if photos.positives is not None:
         return photos
-    net = CoOcNet(config, cache.channels, train=()).to(cache.device)
     vectors = describe(net, cache, range(len(cache)), positions=1 << 13)
-    clusters = torch.from_numpy(photos.clusters).to(vectors.device)
+    clusters = torch.from_numpy(np.where(photos.crops, -1, photos.clusters)).to(vectors.device)
+    known = BACKBONES.get(net.config.backbone)
+    pool = max(1, APART // known.layers[net.config.layer][1]) if known is not None else 1
+
+    def maps(rows: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
+        A, sizes = net.maps(*cache.batch(rows))
+        assert sizes is not None
+        return torch.nn.functional.max_pool2d(A, pool, ceil_mode=True), -(-sizes // pool)
+
     found: dict[int, set[int]] = {}
     for q in range(len(photos)):
-        same = (clusters == clusters[q]).nonzero()[:, 0]
+        same = (clusters == int(photos.clusters[q])).nonzero()[:, 0] if not photos.crops[q] else clusters[:0]
         same = same[same != q]
         if not len(same):
             continue
         candidates = same[(vectors[same] @ vectors[q]).topk(min(nearest, len(same))).indices]
-        (own, size), (others, sizes) = cache.batch([q]), cache.batch(candidates)
+        (own, size), (others, sizes) = maps([q]), maps(candidates)
         scores = shared_layout(own[0], others)
         enough = least * torch.minimum(size.prod(1), sizes.prod(1)).sqrt()
         for p in candidates[scores >= enough].tolist():
             found.setdefault(q, set()).add(p)
             found.setdefault(p, set()).add(q)
         progress(q + 1, len(photos))
+    whole = {str(item.picture): row for row, item in enumerate(photos.items) if not photos.crops[row]}
+    for row in np.flatnonzero(photos.crops).tolist():
+        if (match := found.get(whole.get(str(photos.items[row].picture), -1))) is not None:
+            found[row] = match
     return replace(photos, positives={q: np.array(sorted(found[q]), np.int64) for q in sorted(found)})
 
 
 def all_pairs(photos: Photos) -> Photos:
     """The same, but to train on, every photo of a label matches all others of it. What is held out stays verified."""
     found = {q: match for q, match in photos.matches.items() if photos.held_out[q]}
-    rows = np.flatnonzero(~photos.held_out)
+    rows = np.flatnonzero(~photos.held_out & ~photos.crops)
     for label in np.unique(photos.clusters[rows]):
         same = rows[photos.clusters[rows] == label]
         if len(same) > 1:

@@ -33,7 +33,7 @@ from cooc.training.artefacts import finish, fit_whitening
 from cooc.training.cache import ActivationCache, Columns, ColumnsOnDisk, build_cache
 from cooc.training.losses import contrastive
 from cooc.training.network import CoOcNet, describe
-from cooc.training.train import TrainConfig, gradients, mined, train, validate
+from cooc.training.train import TrainConfig, as_it_is, gradients, mined, train, validate
 from cooc.training.tuples import mine, tuples
 from cooc.training.verification import all_pairs, shared_layout, verify
 from cooc.whitening import adapt, fit_pca
@@ -747,9 +747,9 @@ def test_pairs_of_one_label_are_verified() -> None:
     clusters = np.array([0, 0, 0, 0, 1, 1, 1, 1])
     items = [Item(i, f"{i}.jpg") for i in range(8)]
     photos = Photos("scenes", items, clusters, None, np.zeros(8, bool))
-    verified = verify(photos, cache, RAW)
+    verified = verify(photos, cache, as_it_is(RAW, cache))
     assert {q: p.tolist() for q, p in verified.matches.items()} == {q: [q ^ 1] for q in range(8)}
-    assert verify(verified, cache, RAW) is verified
+    assert verify(verified, cache, as_it_is(RAW, cache)) is verified
 
 
 # Commands, on real pictures with the real network
