@@ -100,9 +100,10 @@ def first_names(dataset: Dataset, rankings: Sequence[ArrayLike], k: int = 10) ->
 
 
 def write_result(result: dict[str, Any], folder: Path) -> Path:
-    """results/<dataset>--<recipe>.json"""
+    """results/<dataset>--<recipe>.json; a recipe that is a folder is named by its path, without separators."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{result['dataset']}--{result['recipe']}.json"
+    recipe = "-".join(part for part in re.split(r"[/\\]", result["recipe"]) if part not in ("", ".", ".."))
+    path = folder / f"{result['dataset']}--{recipe}.json"
     text = json.dumps(result, indent=1)
     text = re.sub(r"\[\n[^\[\]{}]+\]", lambda flat: re.sub(r"\n\s*", " ", flat[0]), text)  # plain lists on one line
     write_whole(path, text + "\n")

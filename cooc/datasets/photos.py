@@ -31,6 +31,7 @@ from cooc.unpickling import load_arrays
 Ints = NDArray[np.int64]
 
 FEW = 1000  # photos held out
+PARTS, GRID = (0.5, 0.65, 0.8), 32  # of a photo's sides, and pixels that those of its crop are rounded down to
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,17 +225,17 @@ def add_distractors(photos: Photos, paths: Sequence[Path]) -> Photos:
 
 
 def add_crops(photos: Photos, seed: int = 0) -> Photos:
-    """Each labelled photo once more as a part of it, between a fifth and two thirds of its area, to be asked for.
+    """Each labelled photo once more as a part of it, to be asked for. Sides are few, so that a GPU can batch them.
 
     One whose size cannot be read is left out here, and named when it is read as a whole.
     """
     rng, items, rows = np.random.default_rng(seed), list(photos.items), list[int]()
     for row, item in enumerate(photos.items):
-        width, height = _size(Path(str(item.picture)))
-        wide, high = (rng.uniform(0.45, 0.8, 2) * (width, height)).tolist()
-        left, top = (rng.uniform(0, 1, 2) * (width - wide, height - high)).tolist()
-        if wide >= 1 and high >= 1:
-            items.append(Item(len(items), item.picture, (left, top, left + wide, top + high)))
+        size = np.array(_size(Path(str(item.picture))))
+        part = (rng.choice(PARTS) * size / GRID).astype(int) * GRID
+        left, top = (rng.uniform(0, 1, 2) * (size - part)).round().tolist()
+        if part.min() > 0:
+            items.append(Item(len(items), item.picture, (left, top, left + float(part[0]), top + float(part[1]))))
             rows.append(row)
     known = photos.positives
     return Photos(

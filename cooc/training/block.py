@@ -38,8 +38,8 @@ class LowRank(nn.Module):
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
         columns = weight[0].numel()
-        self.up = nn.Parameter(torch.zeros(len(weight), rank))
-        self.down = nn.Parameter(torch.randn(rank, columns) / columns**0.5)
+        self.up = nn.Parameter(weight.new_zeros(len(weight), rank))
+        self.down = nn.Parameter((torch.randn(rank, columns) / columns**0.5).to(weight))  # by the CPU's generator
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight + (self.up @ self.down).view_as(weight)
