@@ -66,7 +66,7 @@ def write_artefact(
     if filter is not None or source is not None:
         config = config.replace(cooccurrence="learned", filter=str(folder / FILTER))
     if config.tuning:
-        change = find_tuning(config.tuning)
+        change = find_tuning(config)
         if change.resolve() != (folder / TUNING).resolve():
             write_whole(folder / TUNING, change.read_bytes())
         config = config.replace(tuning=str(folder / TUNING))

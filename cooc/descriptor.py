@@ -236,7 +236,7 @@ def load_backbone(config: DescriptorConfig, device: torch.device) -> Activations
     if config.given:
         raise no_network(config)
     weights, dtype = load_weights(config.weights), resolve_dtype(config.dtype, device)
-    tuning = read_tuning(find_tuning(config.tuning)) if config.tuning else None
+    tuning = read_tuning(find_tuning(config)) if config.tuning else None
     return build_backbone(
         config.backbone, config.layer or None, weights=weights, device=device, dtype=dtype, tuning=tuning
     )

@@ -160,9 +160,9 @@ class DescriptorConfig:
         values = {key: value for key, value in self.as_dict().items() if key not in without}
         if not self.tuning:  # hashes are older than tunings
             del values["tuning"]
-        for name, find in (("filter", find_filter), ("tuning", find_tuning)):
+        for name, find in (("filter", lambda: find_filter(self.filter)), ("tuning", lambda: find_tuning(self))):
             if getattr(self, name):  # what counts is what is in the file, not where it lies
-                values[name] = hashlib.sha256(find(getattr(self, name)).read_bytes()).hexdigest()
+                values[name] = hashlib.sha256(find().read_bytes()).hexdigest()
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -192,9 +192,10 @@ def find_filter(name: str) -> Path:
     return path
 
 
-def find_tuning(name: str) -> Path:
-    """What training changed in a network: a file, or the name of one that ships with cooc."""
-    path = Path(name) if Path(name).suffix else shipped("tuning", name)
+def find_tuning(config: DescriptorConfig) -> Path:
+    """What training changed in a config's network: a file, or one that ships with cooc."""
+    name = config.tuning
+    path = Path(name) if Path(name).suffix else shipped("tuning", f"{name}--{config.backbone}")
     if path is None or not path.is_file():
         raise InputError(f"{name}: no such tuning of a network. Train one: `cooc train --train block5`.")
     return path
@@ -254,10 +255,17 @@ def _light(source: str) -> tuple[DescriptorConfig, str]:
     return config.replace(backbone="efficientnet-lite0", layer=""), source
 
 
-def _resnet(source: str) -> tuple[DescriptorConfig, str]:
+def _resnet(source: str, tuning: str = "") -> tuple[DescriptorConfig, str]:
     """What a laptop can bear: a fifth of VGG16's arithmetic, and pictures of 640 pixels."""
     config, _ = _linear("gem", source)
-    return config.replace(backbone="resnet50-caffe", layer="", size=640), source
+    return config.replace(backbone="resnet50-caffe", layer="", size=640, tuning=tuning), source
+
+
+def _deep(source: str, dim: int = 512, scales: tuple[float, ...] = (1.0,)) -> tuple[DescriptorConfig, str]:
+    """The filter and the network's last block, learned together."""
+    config, _ = _bilinear(source, "top-down", dim=dim, scales=scales)
+    config = config.replace(layer="conv5_3", cooccurrence="learned", filter="landmarks-deep", tuning="landmarks")
+    return config, source
 
 
 _TABLE: dict[str, tuple[DescriptorConfig, str]] = {
@@ -283,9 +291,12 @@ _TABLE: dict[str, tuple[DescriptorConfig, str]] = {
     "shih-bilinear-topdown-4096": _bilinear("table 5: Shih BP(AC_T) + SpTD, 4096", "top-down", "shih", 4096),
     "paper-bilinear-aa-ms": _bilinear("table 4: BP(AA) + ms, 8192", "none", "none", 8192, MULTI_SCALE),
     "resnet-gem": _resnet("our measurement: docs/performance.md"),
+    "resnet-tuned": _resnet("our measurement: docs/training.md", tuning="landmarks"),
     "light": _light("our measurement: docs/performance.md"),
     "paper-bilinear-ms": _bilinear("table 4 and 6: BP(AC_T) + ms, 8192", "none", "direct", 8192, MULTI_SCALE),
     "learned": _learned("section 5, our filter: BP(AC_T) learned"),
+    "learned-deep": _deep("our filter and last block: BP(AC_T) + SpTD learned"),
+    "learned-deep-ms": _deep("our filter and last block: BP(AC_T) + SpTD learned + ms, 8192", 8192, MULTI_SCALE),
     "learned-ms": _learned("table 4 and 6, our filter: BP(AC_T) learned + ms, 8192", 8192, MULTI_SCALE),
 }
 
