@@ -28,8 +28,7 @@ Events = Annotated[bool, typer.Option("--json", help="One line of JSON for each 
 
 Folder = Annotated[str, typer.Option("--folder", metavar="PREFIX", help="Only pictures below this folder.")]
 Verify = Annotated[
-    bool | None,
-    typer.Option("--verify/--no-verify", help="Check by geometry. [default: if the index has features]"),
+    bool | None, typer.Option("--verify/--no-verify", help="Check by geometry. [default: if the index has features]")
 ]
 
 # of benchmarks

@@ -72,8 +72,7 @@ def serve(
         typer.Option(help="A folder below the index's root where pictures may be added, removed, tagged and marked."),
     ] = None,
     allow_url: Annotated[
-        bool,
-        typer.Option("--allow-url", help="Let clients search by a picture in the web, at no private address."),
+        bool, typer.Option("--allow-url", help="Let clients search by a picture in the web, at no private address.")
     ] = False,
     cors: Annotated[
         list[str] | None,
