@@ -296,7 +296,7 @@ class MilvusStore(Store):
         expected = self._search(queries, effort.NEIGHBOURS, None, False, now).ids
         structures.replace(self._server, kind, self.meta.dim)
         level = effort.least(
-            structures.EFFORTS[kind],
+            structures.KINDS[kind].efforts,
             expected,
             lambda level: self._search(queries, effort.NEIGHBOURS, None, False, Structure(kind, level)).ids,
         )
