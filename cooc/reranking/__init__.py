@@ -21,18 +21,12 @@ from cooc.errors import UnknownNameError
 from cooc.reranking.diffusing import NeighbourGraph, diffusion, diffusion_scores, knn_graph
 from cooc.reranking.expansion import alpha_expansion, average_expansion, database_augmentation, no_expansion
 from cooc.reranking.ranking import Indices, Vectors, rank
-from cooc.reranking.shortlists import (
-    k_reciprocal,
-    k_reciprocal_scores,
-    no_reranking,
-    superglobal,
-    superglobal_scores,
-)
+from cooc.reranking.shortlists import k_reciprocal, k_reciprocal_scores, no_reranking, superglobal, superglobal_scores
 
 __all__ = [
     "EXPANSIONS", "RERANKERS", "NeighbourGraph", "alpha_expansion", "average_expansion", "database_augmentation",
-    "diffusion", "diffusion_scores", "expand", "k_reciprocal", "k_reciprocal_scores", "knn_graph", "rank", "rerank",
-    "superglobal", "superglobal_scores",
+    "diffusion", "diffusion_scores", "expand", "k_reciprocal", "k_reciprocal_scores", "knn_graph", "no_expansion",
+    "no_reranking", "rank", "rerank", "superglobal", "superglobal_scores",
 ]  # fmt: skip
 
 EXPANSIONS: dict[str, Callable[..., Vectors]] = {

@@ -27,6 +27,7 @@ def rank(queries: ArrayLike, database: ArrayLike, k: int | None = None) -> tuple
 
 
 def nearest(queries: Vectors, database: Vectors, k: int) -> tuple[Indices, Scores]:
+    """`rank`, of vectors that have been checked."""
     k = min(k, len(database))
     indices = np.empty((len(queries), k), np.int64)
     scores = np.empty((len(queries), k), np.float32)
