@@ -22,8 +22,6 @@ from cooc.datasets.retrieval import load_dataset
 from cooc.errors import CoocError, InputError
 from cooc.recipes import find_recipe
 
-__all__ = ["compare_rankings"]
-
 CLOSE = 1e-5  # what a vector may differ by between batches: scores nearer than twice that may change places
 
 

@@ -22,8 +22,6 @@ from cooc.pictures.batches import Item
 from cooc.provenance import provenance
 from cooc.recipes import Recipe, find_whitening
 
-__all__ = ["calibrate_recipe", "plain_vectors", "write_curve"]
-
 
 def calibrate_recipe(
     dataset: Dataset, recipe: Recipe, options: BenchOptions, made: Path | None = None

@@ -24,8 +24,6 @@ from cooc.recipes import Recipe
 from cooc.reranking import rank
 from cooc.vectors import unit_rows
 
-__all__ = ["export_vectors", "import_vectors", "measure_compact", "whitened"]
-
 Pair = tuple[Vectors, Vectors]  # database (N, D), queries (Q, D)
 
 

@@ -34,8 +34,6 @@ from cooc.provenance import provenance
 from cooc.recipes import Recipe
 from cooc.weights import load_weights
 
-__all__ = ["DEFAULT", "ENGINES", "WORTH", "run_engines"]
-
 WORTH = 1.5  # times faster than the default: what a dependency must bring
 HOPELESS = 4  # times slower: one call is enough
 DEFAULT = "torch float32 channels-last"

@@ -329,10 +329,7 @@ def learning(bench: Bench, base: DescriptorConfig, args: argparse.Namespace) -> 
         config = TrainConfig(base.replace(size=size), **values)
         cache = bench.landmarks[0] if size == args.fit_size else bench.others(size)
         run = train(
-            cache,
-            photos if pairs == "verified" else bench.unverified,
-            config,
-            report=functools.partial(say, name),
+            cache, photos if pairs == "verified" else bench.unverified, config, report=functools.partial(say, name)
         )
         del cache
         layer = run.net.filter()

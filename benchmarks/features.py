@@ -22,8 +22,6 @@ from cooc.provenance import provenance
 from cooc.verification.extraction import Extraction
 from cooc.verification.features import unpack
 
-__all__ = ["measure_features"]
-
 
 def measure_features(folder: Path, engines: str, recipe: str, count: int) -> dict[str, Any]:
     files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in EXTENSIONS)

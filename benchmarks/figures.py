@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["FIGURES", "Inputs", "draw"]
-
 Pixels = NDArray[np.uint8]
 RIGHT, WRONG, IGNORED = "#1a9850", "#d73027", "#b8b8bd"
 CURVES = (

@@ -25,8 +25,6 @@ from cooc.index.records import Record, StoreMeta
 from cooc.index.store import Vectors
 from cooc.provenance import provenance
 
-__all__ = ["grow", "run_growth"]
-
 BLOCK = 2000  # images added in one transaction
 QUERIES = 20
 

@@ -29,8 +29,6 @@ from cooc.pictures.batches import Batch, Item, batches, default_workers
 from cooc.pictures.folder import list_images
 from cooc.stream import batch_pixels
 
-__all__ = ["kill_and_resume", "measure_throughput", "open_or_create"]
-
 SAMPLE = 4096  # pictures at most that the bare network is given: they lie in memory
 
 Open = Callable[[Path, Path], ImageSearch]  # index, root -> the index, made if it is not there, open for writing

@@ -21,8 +21,6 @@ from benchmarks.timing import Call
 from cooc.cooccurrence import EPS, cooccurrence, cooccurrence_factored
 from cooc.pooling import CompactBilinear, chco_sct, compact_bilinear
 
-__all__ = ["PARTS", "Form", "part", "sizes", "targets"]
-
 PARTS = ("direct", "linear", "factored", "segments")
 RANK = 32
 Row = dict[str, Any]
@@ -47,13 +45,7 @@ def sizes(name: str, channels: Sequence[int], batches: Sequence[int]) -> list[tu
 
 
 def part(
-    name: str,
-    channels: int,
-    positions: int,
-    radius: int,
-    device: torch.device,
-    bytes_s: float,
-    flops: float,
+    name: str, channels: int, positions: int, radius: int, device: torch.device, bytes_s: float, flops: float
 ) -> list[Form]:
     """The forms of one part; `bytes_s` and `flops` are what the machine does in a second. The first is the kernel."""
     side = 2 * radius + 1

@@ -9,8 +9,6 @@ from benchmarks.results import Result, Results, Table, number, sources
 from cooc.bench.plan import short
 from cooc.bench.verified import STAGES
 
-__all__ = ["TABLES"]
-
 OXFORD = {name: paper.COLUMNS[name] for name in paper.OXFORD}
 
 

@@ -21,8 +21,6 @@ from cooc.bench.plan import (
 )
 from cooc.recipes import find_recipe
 
-__all__ = ["TABLES", "constants", "text"]
-
 SIZES = 10**6, 10**7, 10**8, 10**9
 ROXFORD_PIXELS = 1024 * 768  # of nearly every picture of that set
 

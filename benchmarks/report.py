@@ -20,11 +20,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import measured, paper, planning
-from benchmarks.results import Result, Results, Table, difference, load_results, number, sources
+from benchmarks.results import Result, Results, Table, difference, number, sources
 from cooc.bench.plan import MISSING
 from cooc.errors import InputError, UnknownNameError
-
-__all__ = ["TABLES", "Results", "Table", "commands", "documents", "load_results", "markdown", "rewrite"]
 
 TOLERANCE = 1.0  # mAP points that a reference value may be missed by
 BLOCK = re.compile(r"(<!-- table:([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)

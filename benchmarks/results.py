@@ -9,21 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cooc.bench.plan import MISSING, short
 from cooc.errors import DatasetError
 from cooc.provenance import portable
-
-__all__ = [
-    "MISSING",
-    "Result",
-    "Results",
-    "Table",
-    "difference",
-    "load_results",
-    "number",
-    "short",
-    "sources",
-]
 
 Result = dict[str, Any]
 

@@ -25,8 +25,6 @@ from cooc.index.engine import Engine
 from cooc.index.ray import OnRay
 from cooc.index.report import Report
 
-__all__ = ["measure_scaling", "write_pictures"]
-
 FOLDER = 1000  # pictures in each
 
 

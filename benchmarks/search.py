@@ -22,8 +22,6 @@ from cooc.errors import UnknownNameError
 from cooc.index import create_store, open_store
 from cooc.index.records import StoreMeta
 
-__all__ = ["measure_search"]
-
 ROUNDS = 3, 7  # at least and at most, of a batch
 SINGLES = 30, 200  # likewise, queries asked one at a time
 ENOUGH = 60.0  # seconds after which the least will do

@@ -35,8 +35,6 @@ from cooc.image_search import ImageSearch
 from cooc.index.records import Record
 from cooc.provenance import provenance
 
-__all__ = ["Options", "run_serving", "write_serving"]
-
 SAMPLE = 1000  # pictures that are asked for
 ASKED = 200  # times that each route is asked, if there is time
 K = 20

@@ -42,8 +42,6 @@ from cooc.pooling import CompactBilinear, compact_bilinear
 from cooc.provenance import provenance
 from cooc.recipes import find_recipe
 
-__all__ = ["FORMS", "SECTIONS", "SpeedConfig", "compact_bilinear_fft", "run_speed", "targets", "write_speed"]
-
 SECTIONS = ("cooccurrence", "sketch", "descriptor", *kernels.PARTS)  # the last ones on a GPU only
 FORMS = ("closed form", "compiled", "convolution float32", "convolution bfloat16", "direct + rank 32", "Shih")
 RECIPES = ("paper-linear+raw", "paper-bilinear+raw")

@@ -18,8 +18,6 @@ from cooc.index import create_store, is_folder, open_store
 from cooc.index.records import Filter, StoreMeta
 from cooc.index.store import Store
 
-__all__ = ["engine_name", "measure_store"]
-
 ASKED = 20, 200  # queries, at least and at most
 ENOUGH = 60.0  # seconds after which the least will do
 THREADS = 4

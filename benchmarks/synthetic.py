@@ -20,8 +20,6 @@ from cooc.index import create_store
 from cooc.index.records import Record, StoreMeta
 from cooc.vectors import unit_rows
 
-__all__ = ["Made", "blocks", "clustered", "make_index", "picture", "record"]
-
 BLOCK = 5000  # vectors added in one transaction
 QUERIES = 512
 FOLDER = 1000  # pictures in one folder, of which the first one is there

@@ -14,8 +14,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-__all__ = ["ROTATION", "Call", "measure", "sampler"]
-
 LEAST, MOST = 3, 50  # samples of one form
 SAMPLE_MS = 4.0  # a sample on a GPU is as many calls as take so long,
 ROTATION = 64  # but no more than this; nor are there more inputs

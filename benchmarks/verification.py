@@ -31,8 +31,6 @@ from cooc.verification.probability import Calibration
 from cooc.verification.verifier import verify
 from cooc.verification.words import ENGINE, Signature, signatures
 
-__all__ = ["Row", "alarms", "fit", "flat_recall", "found_first", "hardest", "judge", "measured"]
-
 Vectors = Mapping[str, NDArray[np.float32]]  # name of a picture -> its vector
 SHOWN = 0.5  # probability from which a result is shown as found
 

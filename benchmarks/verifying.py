@@ -21,8 +21,6 @@ from cooc.verification.features import LocalFeatures, pack, unpack
 from cooc.verification.verifier import verify
 from cooc.weights import load_weights
 
-__all__ = ["measure_speed"]
-
 NETWORK = "vgg16-caffe"
 SHAPE = (768, 1024)
 PICTURES = 100

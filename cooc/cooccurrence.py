@@ -71,12 +71,7 @@ def cooccurrence_learned(A: Tensor, filter: Tensor, threshold: Threshold = "mean
 
 
 def cooccurrence_factored(
-    A: Tensor,
-    left: Tensor,
-    right: Tensor,
-    threshold: Threshold = "mean",
-    eps: float = EPS,
-    window_mean: bool = False,
+    A: Tensor, left: Tensor, right: Tensor, threshold: Threshold = "mean", eps: float = EPS, window_mean: bool = False
 ) -> Tensor:
     """C_T with F = direct + left @ right: left (C, R), right (R, C, S, S). C/R times cheaper than a full filter."""
     t, radius = _levels(A, threshold), _filter_radius(right, A.shape[1], left)

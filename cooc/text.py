@@ -146,10 +146,8 @@ def update(
         new = [collection.address(path) for path, sha256 in wanted.items() if known.get(path) != sha256]
         engine = Here(lambda: _model_of(words, device), workers=0)
         report = add_files(words, collection, engine, new, progress=progress)
-        gone = [
-            record.path for record in words.records() if record.path not in wanted
-        ]  # what has moved is known by now
-        report.removed = words.remove(gone)
+        # What has moved is known by now.
+        report.removed = words.remove([record.path for record in words.records() if record.path not in wanted])
         return report
 
 

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cooc import reranking
 from cooc.errors import InputError, UnknownNameError
 from cooc.reranking import (
     EXPANSIONS,
@@ -20,6 +19,7 @@ from cooc.reranking import (
     k_reciprocal_scores,
     knn_graph,
     rank,
+    ranking,
     rerank,
     superglobal,
     superglobal_scores,
@@ -42,8 +42,8 @@ def on_circle(*degrees):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(reranking, "QUERY_BLOCK", 3)
-    monkeypatch.setattr(reranking, "DATABASE_BLOCK", 7)
+    monkeypatch.setattr(ranking, "QUERY_BLOCK", 3)
+    monkeypatch.setattr(ranking, "DATABASE_BLOCK", 7)
 
 
 QUERIES, DATABASE = vectors(5, seed=1), vectors(40, seed=1)
@@ -66,8 +66,8 @@ def test_rank_is_the_loop(small_blocks, k):
 def test_blocks_do_not_change_a_ranking(monkeypatch):
     whole = rank(QUERIES, DATABASE, 12)
     for rows, columns in [(1, 1), (2, 5), (4, 39), (5, 41)]:
-        monkeypatch.setattr(reranking, "QUERY_BLOCK", rows)
-        monkeypatch.setattr(reranking, "DATABASE_BLOCK", columns)
+        monkeypatch.setattr(ranking, "QUERY_BLOCK", rows)
+        monkeypatch.setattr(ranking, "DATABASE_BLOCK", columns)
         blocked = rank(QUERIES, DATABASE, 12)
         np.testing.assert_array_equal(blocked[0], whole[0])
         np.testing.assert_allclose(blocked[1], whole[1], atol=1e-6)

@@ -18,17 +18,8 @@ from sklearn.decomposition import PCA
 from torch import Tensor
 
 from cooc.errors import UnknownNameError, WhiteningError
-from cooc.whitening import (
-    CHUNK,
-    STORAGE,
-    PCAFitter,
-    Whitening,
-    adapt,
-    fit_learned,
-    fit_pca,
-    load,
-    save,
-)
+from cooc.whitening import STORAGE, PCAFitter, Whitening, adapt, fit_learned, fit_pca, load, save
+from cooc.whitening.fitting import CHUNK
 from tests.reference import whitening as reference
 
 
@@ -233,13 +224,7 @@ def test_zero_vectors_are_left_out_and_said(columns: int, caplog: pytest.LogCapt
 
 def test_provenance_of_the_caller_is_kept() -> None:
     fitted = fit_pca(spectrum(30, 8), 4, exponent=0.3, meta={"source": "landmarks", "recipe": "ab12"})
-    assert fitted.meta == {
-        "kind": "pca",
-        "samples": "30",
-        "exponent": "0.3",
-        "source": "landmarks",
-        "recipe": "ab12",
-    }
+    assert fitted.meta == {"kind": "pca", "samples": "30", "exponent": "0.3", "source": "landmarks", "recipe": "ab12"}
 
 
 @pytest.mark.parametrize(("count", "columns"), [(10, 40), (10, 10)])

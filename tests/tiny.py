@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from cooc.activations import build_backbone
 from cooc.descriptor import Descriptor
@@ -50,3 +52,17 @@ def write_photos(folder: Path, count: int, seed: int = 0) -> list[Path]:
         rough = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
         rough.resize((64, 48) if i % 2 else (48, 64), Image.Resampling.BICUBIC).save(path)
     return paths
+
+
+class Watched(Descriptor):
+    """The tiny descriptor; counts the pictures that it describes, and does `meanwhile` before each batch."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.__dict__.update(descriptor().__dict__)
+        self.count = 0
+        self.meanwhile = meanwhile
+
+    def raw(self, images: Tensor) -> Tensor:
+        self.meanwhile()
+        self.count += len(images)
+        return super().raw(images)

@@ -14,7 +14,7 @@ from cooc.cli.reporting import show_table
 from cooc.errors import PARTIAL, CoocError
 
 if TYPE_CHECKING:
-    from benchmarks import report
+    from benchmarks.results import Table as ResultTable
 
 
 def tables(
@@ -27,8 +27,9 @@ def tables(
 ) -> None:
     """The tables of the documents, from results/: what was measured, beside what the paper published."""
     from benchmarks import planning, report
+    from benchmarks.results import load_results
 
-    found = report.load_results(results)
+    found = load_results(results)
     if write:
         constants = root / "cooc/data/planning.json"
         for path in (*report.documents(root), *([constants] if constants.is_file() else [])):
@@ -42,7 +43,7 @@ def tables(
         _print(report.make(name, found))
 
 
-def _print(table: report.Table) -> None:
+def _print(table: ResultTable) -> None:
     if not table.rows:
         out.print(f"{table.title}: not measured\n", markup=False)
         return

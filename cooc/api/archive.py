@@ -14,8 +14,6 @@ from starlette.exceptions import HTTPException
 from cooc.api.pictures import Pictures, StoredFile
 from cooc.api.schemas import shown
 
-__all__ = ["archive", "check_size"]
-
 BLOCK = 1 << 18  # bytes
 MISSING = "missing.txt"
 

@@ -22,8 +22,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cooc.api.open_files import room
 from cooc.api.settings import Settings
 
-__all__ = ["BACKLOG", "Crowd", "impatient"]
-
 BACKLOG = 128  # connections that may wait to be accepted, and as many are accepted at once
 LEAST = 64 << 10  # bytes that a client has to take in each period of `write_seconds`
 AT_ONCE = struct.pack("ii", 1, 0)  # linger for no time

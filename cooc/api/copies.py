@@ -23,8 +23,6 @@ from cooc.pictures.decode import Picture
 from cooc.pictures.decoders import Decoders
 from cooc.pictures.sharpness import sharpness
 
-__all__ = ["COMPARED", "Copies"]
-
 COMPARED = 5000  # pictures that one request may compare with one another
 PATIENCE = 5.0  # seconds after which it is told how far the comparison is
 ENOUGH = 10.0  # seconds for which groups are good in any case: or who asks again would never see them

@@ -6,8 +6,6 @@ from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Head"]
-
 
 class _Enough(Exception):
     """No error: the answer is complete."""

@@ -22,8 +22,6 @@ from cooc.index.report import Report
 from cooc.pictures import Folder
 from cooc.pictures.batches import default_workers
 
-__all__ = ["FileProblem", "Indexing", "IndexingOut", "Job"]
-
 log = logging.getLogger("cooc.api")
 REMEMBERED = 20  # runs
 PROBLEMS = 50  # of a run that are told

@@ -9,8 +9,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from cooc.api.writing import Writer
 
-__all__ = ["Kept"]
-
 T = TypeVar("T")
 FRESH = 10.0  # seconds for which something is used in any case: another process may change tags
 RARELY = 50  # finding it takes at most one part in so many of the time

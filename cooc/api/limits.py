@@ -19,8 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cooc.api.settings import Settings
 
-__all__ = ["BodyLimits", "Pool", "RateLimit"]
-
 T = TypeVar("T")
 CLIENTS = 10_000  # remembered by a rate limit
 

@@ -12,8 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cooc.api.limits import Pool
 from cooc.image_search import ImageSearch
 
-__all__ = ["Metrics", "Observer", "router"]
-
 log = logging.getLogger("cooc.api")
 router = APIRouter()
 

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["is_shortage", "quieten", "raise_limit", "room", "tell_shortage"]
-
 log = logging.getLogger("cooc.api")
 RESERVED = 256  # files that are no connections: the index, decoding processes, uploads, what was just accepted
 PERIOD = 60.0  # seconds in which a shortage is told once

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from cooc.image_search import ImageSearch
 
-__all__ = ["Counts"]
-
 
 @dataclass
 class Counts:

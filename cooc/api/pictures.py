@@ -30,8 +30,6 @@ from cooc.pictures.decode import Picture, image_info
 from cooc.pictures.decoders import Decoders
 from cooc.pictures.thumbnails import thumbnail
 
-__all__ = ["Pictures", "StoredFile"]
-
 log = logging.getLogger("cooc.api")
 
 SHOWN = {"AVIF", "BMP", "GIF", "JPEG", "PNG", "WEBP"}  # what browsers show; the rest is offered as a download

@@ -14,8 +14,6 @@ from cooc.files import write_whole
 from cooc.pictures import Folder
 from cooc.pictures.decode import EXTENSIONS
 
-__all__ = ["place", "safe_folder", "safe_name"]
-
 LONGEST = 150  # bytes of a name, of which file systems allow 255
 DEEPEST = 20  # folders in one another
 ENDINGS = {"HEIF": ".heic", "JPEG": ".jpg", "MPO": ".jpg", "TIFF": ".tif"}  # of others it is the format's name

@@ -17,22 +17,6 @@ from cooc.pictures.boxes import Box
 from cooc.verification.agreement import Agreement
 from cooc.verification.probability import same_thing
 
-__all__ = [
-    "DEEPEST",
-    "PREFIX",
-    "BoxQuery",
-    "Expansion",
-    "IdText",
-    "Ids",
-    "ImageId",
-    "Limit",
-    "Reranking",
-    "SearchOptions",
-    "Where",
-    "WhereQuery",
-    "problems",
-]
-
 PREFIX = "/api/v1"
 Expansion = Literal["none", "average", "alpha"]
 Reranking = Literal["none", "k-reciprocal", "diffusion", "superglobal"]

@@ -31,8 +31,6 @@ from cooc.api.settings import Settings
 from cooc.errors import CoocError, InputError, MachineError, StoreLockedError
 from cooc.image_search import ImageSearch
 
-__all__ = ["COOKIE", "DOCS_HEADERS", "HEADERS", "Guard", "check_token", "hide_errors", "session", "told"]
-
 log = logging.getLogger("cooc.api")
 
 COOKIE = "cooc_session"

@@ -37,8 +37,6 @@ from cooc.pictures.download import download
 from cooc.pictures.thumbnails import thumbnail
 from cooc.verification.engines import LONGEST
 
-__all__ = ["Changing", "Services", "Shared", "may_change"]
-
 log = logging.getLogger("cooc.api")
 LAST = 1.0  # seconds for what still runs when everybody has been answered; a network cannot be interrupted
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from cooc.errors import InputError
 from cooc.pictures.download import Origin
 
-__all__ = ["LOOPBACK", "Settings", "check_host"]
-
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 

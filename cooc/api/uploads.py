@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 from starlette.exceptions import HTTPException
 
-__all__ = ["Uploads"]
-
 
 class Uploads:
     """Used by the event loop's thread alone."""

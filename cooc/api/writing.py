@@ -15,8 +15,6 @@ from cooc.image_search import ImageSearch
 from cooc.index.records import Record
 from cooc.pictures import Folder
 
-__all__ = ["Writer", "check_change"]
-
 
 def check_change(settings: Settings, client: str) -> None:
     """May this client change anything? Without a token it must be on this machine, wherever the server listens."""

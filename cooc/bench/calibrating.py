@@ -125,10 +125,7 @@ def _query(search: ImageSearch, mark: Mark, folder: Path | None) -> Item | Recor
 
 
 def _vectors(
-    search: ImageSearch,
-    pictures: Sequence[Item | Record],
-    workers: int | None = None,
-    progress: Counted | None = None,
+    search: ImageSearch, pictures: Sequence[Item | Record], workers: int | None = None, progress: Counted | None = None
 ) -> Vectors:
     """(N, D). What the index knows, by its content too, is taken from there: indexed pictures cost nothing."""
     vectors = np.zeros((len(pictures), search.meta.dim), np.float32)

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,17 +55,20 @@ def raw_vectors(
 ) -> dict[str, Vectors]:
     """pooling_hash -> (N, D) unit vectors before whitening, for recipes that share network, layer and image size."""
     size = size or recipes[0].config.size
-    caches = {r.config.pooling_hash: _Cache(options.cache / f"{r.config.pooling_hash}-{size}") for r in recipes}
+    folders = {r.config.pooling_hash: options.cache / f"{r.config.pooling_hash}-{size}" for r in recipes}
+    known = {pooling: _vectors(folder) for pooling, folder in folders.items()}
     keys = [item_key(item) for item in items]
     todo: dict[str, Item] = {}
     for key, item in zip(keys, items, strict=True):
-        if any(key not in cache for cache in caches.values()):
+        if any(key not in vectors for vectors in known.values()):
             todo.setdefault(key, item)
     finished: dict[str, list[Vectors]] = {}
 
     def keep() -> None:
-        for i, cache in enumerate(caches.values()):
-            cache.add(list(finished), np.stack([vectors[i] for vectors in finished.values()]))
+        for i, (pooling, folder) in enumerate(folders.items()):
+            made = np.stack([vectors[i] for vectors in finished.values()])
+            write_part(folder, list(finished), vectors=made)
+            known[pooling] |= zip(finished, made, strict=True)
         finished.clear()
 
     for done, (key, vectors) in enumerate(_describe(todo, recipes, size, options) if todo else (), start=1):
@@ -72,36 +76,26 @@ def raw_vectors(
         if len(finished) == PART or done == len(todo):
             keep()
             options.progress(what, done, len(todo))
-    return {pooling: cache.get(keys) for pooling, cache in caches.items()}
+    return {pooling: np.stack([vectors[key] for key in keys]) for pooling, vectors in known.items()}
 
 
-class _Cache:
-    """Raw vectors of one recipe at one image size: a folder of parts, each written whole or not at all."""
+def _vectors(folder: Path) -> dict[str, Vectors]:
+    """Of one recipe at one image size, by the keys of the pictures."""
+    parts = read_parts(folder)
+    return {key: vector for part in parts for key, vector in zip(part["keys"].tolist(), part["vectors"], strict=True)}
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.rows: dict[str, tuple[int, int]] = {}  # key -> part, row
-        self.parts: list[Vectors] = []
-        for file in sorted(folder.glob("*.npz")):
-            with np.load(file) as part:
-                self._take(part["keys"].tolist(), part["vectors"])
 
-    def _take(self, keys: Sequence[str], vectors: Vectors) -> None:
-        self.rows.update({key: (len(self.parts), row) for row, key in enumerate(keys)})
-        self.parts.append(vectors)
+def read_parts(folder: Path) -> Iterator[dict[str, NDArray[Any]]]:
+    """A cache is a folder of parts, each written whole or not at all."""
+    for file in sorted(folder.glob("*.npz")):
+        with np.load(file) as part:
+            yield dict(part)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self.rows
 
-    def add(self, keys: Sequence[str], vectors: Vectors) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / f"{hashlib.sha256(''.join(keys).encode()).hexdigest()[:20]}.npz"
-        with replacing(file) as out:
-            np.savez(out, keys=np.array(keys), vectors=vectors)
-        self._take(keys, vectors)
-
-    def get(self, keys: Sequence[str]) -> Vectors:
-        return np.stack([self.parts[part][row] for part, row in (self.rows[key] for key in keys)])
+def write_part(folder: Path, keys: Sequence[str], **arrays: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / f"{hashlib.sha256(''.join(keys).encode()).hexdigest()[:20]}.npz") as out:
+        np.savez(out, keys=np.array(keys), **arrays)
 
 
 def item_key(item: Item) -> str:

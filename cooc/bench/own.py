@@ -21,7 +21,7 @@ from cooc.datasets.retrieval import Dataset
 from cooc.errors import InputError
 from cooc.provenance import provenance
 from cooc.reranking import rank
-from cooc.vectors import read_array, unit_rows
+from cooc.vectors import read_array, read_vectors, unit_rows
 
 
 def vectors_result(dataset: Dataset, given: str, expansions: Sequence[str] = ("none",)) -> dict[str, Any]:
@@ -78,19 +78,10 @@ def _named(given: str) -> tuple[str, list[Path]]:
 
 def _vectors(file: Path, rows: int, what: str) -> Vectors:
     """(rows, D) unit vectors."""
-    array = read_array(file)
-    if not np.issubdtype(array.dtype, np.floating):
-        raise InputError(f"{file} holds {array.dtype}. Vectors are float16, float32 or float64: convert them.")
-    if array.ndim != 2 or not array.shape[1]:
-        raise InputError(f"{file} has shape {array.shape}. Vectors are (rows, dimensions).")
-    if len(array) != rows:
-        raise InputError(f"{file} has {len(array)} rows for {rows} {what}: write one for each, in their order.")
-    vectors = array.astype(np.float64)
-    if len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
-        raise InputError(f"Row {bad[0]} of {file} holds NaN or infinite values ({len(bad)} such rows). Describe again.")
-    if len(bad := np.flatnonzero(~vectors.any(axis=1))):
-        raise InputError(f"Row {bad[0]} of {file} is zero ({len(bad)} such rows): it has no direction to compare.")
-    return unit_rows(vectors)
+    vectors = read_vectors(file)
+    if len(vectors) != rows:
+        raise InputError(f"{file} has {len(vectors)} rows for {rows} {what}: write one for each, in their order.")
+    return unit_rows(vectors.astype(np.float64))
 
 
 def _rankings(file: Path, dataset: Dataset) -> list[Indices]:

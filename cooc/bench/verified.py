@@ -11,7 +11,6 @@ that no round has seen follow in the order of their cosines.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -21,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cooc.bench.describing import read_parts, write_part
 from cooc.errors import CoocError, DatasetError
-from cooc.files import replacing
 from cooc.index.inverted import Inverted
 from cooc.pictures.batches import Item, decode
 from cooc.reranking import rank
@@ -63,9 +62,8 @@ def local_features(
     made: dict[str, bytes] = {}
 
     def code(pixels: NDArray[np.uint8], cropped: bool) -> bytes:
-        box = (
-            (0.0, 0.0, float(pixels.shape[1]), float(pixels.shape[0])) if cropped else None
-        )  # a small crop is enlarged
+        height, width = map(float, pixels.shape[:2])
+        box = (0.0, 0.0, width, height) if cropped else None  # a small crop is enlarged
         (found,) = extract(engine, pixels, box=box, limit=limit, device=device)
         return found.to_bytes(bits)
 
@@ -96,24 +94,17 @@ def local_features(
 
 def _read(folder: Path) -> dict[str, bytes]:
     known: dict[str, bytes] = {}
-    for file in sorted(folder.glob("*.npz")):
-        with np.load(file) as part:
-            data, ends = part["codes"].tobytes(), part["ends"].tolist()
-            known |= {
-                key: data[start:end] for key, start, end in zip(part["keys"].tolist(), [0, *ends], ends, strict=False)
-            }
+    for part in read_parts(folder):
+        data, ends = part["codes"].tobytes(), part["ends"].tolist()
+        known |= {
+            key: data[start:end] for key, start, end in zip(part["keys"].tolist(), [0, *ends], ends, strict=False)
+        }
     return known
 
 
 def _write(folder: Path, codes: dict[str, bytes]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / f"{hashlib.sha256(''.join(codes).encode()).hexdigest()[:20]}.npz") as out:
-        np.savez(
-            out,
-            keys=np.array(list(codes)),
-            ends=np.cumsum([len(code) for code in codes.values()]),
-            codes=np.frombuffer(b"".join(codes.values()), np.uint8),
-        )
+    ends = np.cumsum([len(code) for code in codes.values()])
+    write_part(folder, list(codes), ends=ends, codes=np.frombuffer(b"".join(codes.values()), np.uint8))
 
 
 class Agreements:

@@ -6,7 +6,8 @@
     writing.py        files that a command writes
     describing.py     describe, heatmap, whiten, recipes
     weights.py        weights list | fetch | verify | export | import
-    indexing.py       index, add, remove, tag, status
+    indexing.py       index, add
+    holding.py        remove, tag, status
     watching.py       watch
     calibrating.py    calibrate
     upkeep.py         verify, compact, snapshot, restore, rebuild, export, import
@@ -140,19 +141,5 @@ def run(app: Callable[..., None]) -> None:
 
 
 # Each adds its commands to app.
-from cooc.cli import (  # noqa: E402
-    benching,  # noqa: F401
-    calibrating,  # noqa: F401
-    copies,  # noqa: F401
-    describing,  # noqa: F401
-    indexing,  # noqa: F401
-    matching,  # noqa: F401
-    planning,  # noqa: F401
-    reporting,  # noqa: F401
-    searching,  # noqa: F401
-    serving,  # noqa: F401
-    training,  # noqa: F401
-    upkeep,  # noqa: F401
-    watching,  # noqa: F401
-    weights,  # noqa: F401
-)
+from cooc.cli import benching, calibrating, copies, describing, holding, indexing, matching  # noqa: E402, F401, I001
+from cooc.cli import planning, reporting, searching, serving, training, upkeep, watching, weights  # noqa: E402, F401

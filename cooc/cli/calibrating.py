@@ -10,7 +10,6 @@ import typer
 
 from cooc.cli import app, err, options, out
 from cooc.cli.bars import counting
-from cooc.cli.indexing import find_index
 from cooc.cli.writing import check_output, writing
 from cooc.errors import PARTIAL, InputError, counted
 
@@ -46,7 +45,7 @@ def calibrate(
         raise InputError("Give a folder of labelled pictures or a file of marks, or --marked, or --forget.")
     if report is not None:
         check_output(report, ".json")
-    with ImageSearch.open(find_index(index), write=True, device=device) as search:
+    with ImageSearch.open(options.find_index(index), write=True, device=device) as search:
         if forget:
             search.calibrate(None)
             out.print(f"Forgotten. Calibrated on {_worth(search)}.", markup=False)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cooc.cli import app, err, options, out
-from cooc.cli.indexing import find_index
 from cooc.cli.writing import check_output, writing
 from cooc.errors import PARTIAL, InputError, MachineError, counted
 from cooc.files import file_hash
@@ -68,7 +67,7 @@ def duplicates(
         check_output(html, ".html", ".htm")
     groups = pictures = 0
     shown: list[Choice] = []
-    with ImageSearch.open(find_index(index), write=move is not None) as found:
+    with ImageSearch.open(options.find_index(index), write=move is not None) as found:
         act = _Act(found, move, link) if move or link else None
         for group in found.duplicates(threshold, where=Filter(folder) if folder else None, verify=verify):
             groups, pictures = groups + 1, pictures + len(group)

@@ -1,15 +1,12 @@
-"""Commands that make an index and fill it: index, add, remove, tag, status."""
+"""Commands that make an index and fill it: index, add."""
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from cooc.cli import app, options, out
 from cooc.cli.cores import sharing_cores
@@ -18,26 +15,11 @@ from cooc.cli.runs import finish, running
 from cooc.errors import InputError, StoreMissingError, UnknownNameError, WeightsError, counted
 
 if TYPE_CHECKING:
-    from cooc.image_search import ImageSearch, Status
+    from cooc.image_search import ImageSearch
     from cooc.index.engine import Engine
 
-NAME = ".cooc"
 ENGINES = ("here", "ray")
 TIDY = 0.1  # share of the index that changed, from which it is compacted after a run
-
-
-def find_index(given: str) -> str:
-    """The index that a command means: named, or in this folder, or in the nearest one above it."""
-    if named := given or os.environ.get("COOC_INDEX", ""):
-        return named
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / NAME / "index.sqlite").is_file():
-            return str(folder / NAME)
-    raise StoreMissingError(
-        f"There is no index in {str(here)!r} or above it. Name one with --index or COOC_INDEX, or make one: "
-        "cooc index FOLDER"
-    )
 
 
 @app.command()
@@ -126,7 +108,7 @@ def index(
     pictures = root or _common(folders)
     if not index and is_url(pictures):
         raise InputError(f"Pictures in {pictures} need --index INDEX: a folder of this machine, or a server.")
-    where = index or str(Path(folders[0]) / NAME)
+    where = index or str(Path(folders[0]) / options.NAME)
     plain = len(folders) == 1 and not (recipe or verify or quiet or as_json or missing or engine == "ray")
     if plain and not is_url(folders[0]) and not is_url(where) and not Path(where).exists():
         tell_before_a_long_run(folders[0], quality, device, workers, follow=follow)
@@ -190,100 +172,10 @@ def add(
     for file in files:
         if Path(file).is_dir():
             raise InputError(f"{file!r} is a folder: cooc index {file}")
-    with ImageSearch.open(find_index(index), write=True, device=device) as search:
+    with ImageSearch.open(options.find_index(index), write=True, device=device) as search:
         with running(search, quiet, as_json) as progress:
             report = search.add(files, progress=progress)
         finish(search, report, quiet, as_json)
-
-
-@app.command()
-def remove(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Pictures or folders.")], index: options.Index = ""
-) -> None:
-    """Take pictures out of an index. The files stay; a later `cooc index` adds those that still exist."""
-    from cooc.image_search import ImageSearch
-
-    with ImageSearch.open(find_index(index), write=True) as search:
-        count = search.remove(paths)
-    if not count:
-        raise InputError("None of these is in the index: `cooc status` shows its root.")
-    out.print(f"{counted(count, 'picture')} removed from the index.")
-
-
-@app.command()
-def tag(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Pictures or folders of the index.")],
-    add: Annotated[list[str] | None, typer.Option("--add", "-a", metavar="TAG", help="May be repeated.")] = None,
-    remove: Annotated[list[str] | None, typer.Option("--remove", "-d", metavar="TAG", help="May be repeated.")] = None,
-    index: options.Index = "",
-) -> None:
-    """Give tags to pictures, or take them away, for `cooc search --tag`. Without --add or --remove, show the tags."""
-    from cooc.cli.showing import shown
-    from cooc.image_search import ImageSearch
-
-    change = bool(add or remove)
-    with ImageSearch.open(find_index(index), write=change) as search:
-        if change:
-            out.print(f"{counted(search.tag(paths, add=add or (), remove=remove or ()), 'picture')} tagged.")
-            return
-        for record in search.records(paths):
-            out.print(f"{shown(record.path)}: {', '.join(sorted(record.tags)) or '-'}", markup=False)
-
-
-@app.command()
-def status(
-    index: options.Index = "",
-    bad: Annotated[bool, typer.Option("--bad", help="List the bad files: why, and since when.")] = False,
-    as_json: options.Json = False,
-) -> None:
-    """What an index holds."""
-    from cooc.cli.showing import shown
-    from cooc.image_search import ImageSearch
-
-    with ImageSearch.open(find_index(index)) as search:
-        if bad:
-            for file in search.store.bad_files():
-                if as_json:
-                    typer.echo(json.dumps({"path": file.path, "reason": file.reason, "since": file.since}))
-                else:
-                    since = f" (since {_moment(file.since)})" if file.since else ""
-                    out.print(f"{shown(file.path)}: {shown(file.reason)}{since}", markup=False)
-            return
-        found = search.status()
-    if as_json:
-        typer.echo(json.dumps(asdict(found)))
-        return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_row("index", shown(found.index))
-    table.add_row("root", shown(found.root))
-    table.add_row("pictures", f"{found.images:,}")
-    for folder, since in sorted(found.away.items()):
-        table.add_row("away", f"{shown(folder) or 'all'}, since {_moment(since)}")
-    table.add_row("left out", f"{found.bad:,}" + ("  (cooc status --bad says why)" if found.bad else ""))
-    if found.failed:
-        table.add_row("failed", f"{found.failed:,}  (the machine did; cooc index tries them again)")
-    table.add_row("recipe", f"{found.recipe}, {found.dim} dimensions")
-    table.add_row("features", _features(found))
-    table.add_row("calibrated on", shown(found.calibration) if found.calibration else "nothing (cooc calibrate)")
-    if found.bytes is not None:
-        table.add_row("on disk", f"{found.bytes / 1e6:,.1f} MB")
-    table.add_row("made", f"{found.created} by cooc {found.cooc_version}")
-    out.print(table, soft_wrap=False, crop=False)
-
-
-def _features(found: Status) -> str:
-    if not found.features:
-        return "none (cooc index FOLDER --verify sift)"
-    without = found.images - found.with_features
-    each = f", {found.feature_bytes / found.with_features / 1e3:.1f} kB a picture" if found.with_features else ""
-    return f"{found.features}, {counted(found.with_features, 'picture')}{each}" + (
-        f"; {without:,} without" if without else ""
-    )
-
-
-def _moment(text: str) -> str:
-    """An ISO time as people read it: to the minute, and it is UTC."""
-    return f"{text[:16].replace('T', ' ')} UTC"
 
 
 def _common(folders: list[str]) -> str:

@@ -1,12 +1,16 @@
-"""Options that several commands have, each said once."""
+"""Options that several commands have, each said once, and the index that a command means."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cooc.errors import StoreMissingError
+
+NAME = ".cooc"  # the folder of an index, in that of its pictures
 DEFAULT = "paper-linear"  # the recipe of commands that show the paper; a new index has a quality instead
 
 Index = Annotated[
@@ -28,8 +32,7 @@ Events = Annotated[bool, typer.Option("--json", help="One line of JSON for each 
 
 Folder = Annotated[str, typer.Option("--folder", metavar="PREFIX", help="Only pictures below this folder.")]
 Verify = Annotated[
-    bool | None,
-    typer.Option("--verify/--no-verify", help="Check by geometry. [default: if the index has features]"),
+    bool | None, typer.Option("--verify/--no-verify", help="Check by geometry. [default: if the index has features]")
 ]
 
 # of benchmarks
@@ -43,3 +46,17 @@ Rankings = Annotated[
     list[str] | None,
     typer.Option(metavar="[NAME=]RANKINGS.npy", help="Your own rankings, (Q, k) rows of the database. Repeatable."),
 ]
+
+
+def find_index(given: str) -> str:
+    """The index that a command means: named, or in this folder, or in the nearest one above it."""
+    if named := given or os.environ.get("COOC_INDEX", ""):
+        return named
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / NAME / "index.sqlite").is_file():
+            return str(folder / NAME)
+    raise StoreMissingError(
+        f"There is no index in {str(here)!r} or above it. Name one with --index or COOC_INDEX, or make one: "
+        "cooc index FOLDER"
+    )

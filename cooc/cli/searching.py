@@ -13,7 +13,6 @@ import typer
 from rich.measure import Measurement
 
 from cooc.cli import app, err, options, out
-from cooc.cli.indexing import find_index
 from cooc.cli.writing import PICTURES, check_output, save_picture, writing
 from cooc.errors import PARTIAL, ImageError, InputError
 
@@ -93,7 +92,7 @@ def search(
     keep = bool(html or sheet or open_)
     answers: list[Answer] = []
     bad, checked = 0, False
-    with warm.opened(find_index(index), device) as found:
+    with warm.opened(options.find_index(index), device) as found:
         for title, sources in _queries(images, part):
             try:
                 answer = _ask(found, title, sources, part, ways)

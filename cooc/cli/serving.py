@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from cooc.cli import app, err, options, out
-from cooc.cli.indexing import find_index
 from cooc.cli.writing import check_drawing, save_picture
 from cooc.errors import InputError, counted
 
@@ -72,8 +71,7 @@ def serve(
         typer.Option(help="A folder below the index's root where pictures may be added, removed, tagged and marked."),
     ] = None,
     allow_url: Annotated[
-        bool,
-        typer.Option("--allow-url", help="Let clients search by a picture in the web, at no private address."),
+        bool, typer.Option("--allow-url", help="Let clients search by a picture in the web, at no private address.")
     ] = False,
     cors: Annotated[
         list[str] | None,
@@ -112,7 +110,7 @@ def serve(
     from cooc.image_search import ImageSearch
 
     raise_limit()
-    with _bound(host, port) as listener, ImageSearch.open(find_index(index), device=device) as search:
+    with _bound(host, port) as listener, ImageSearch.open(options.find_index(index), device=device) as search:
         err.print("Loading the network ...")
         search.descriptor  # noqa: B018 (so that the first request does not wait for it)
         application = create_app(search, settings)

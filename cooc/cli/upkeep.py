@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from cooc.cli import app, err, options, out
-from cooc.cli.indexing import find_index
 from cooc.cli.runs import finish
 from cooc.errors import PARTIAL, counted
 
@@ -19,7 +18,7 @@ def verify(index: options.Index = "", as_json: options.Json = False) -> None:
     """Read a whole index and check it; exit code 5 if something is wrong."""
     from cooc.image_search import ImageSearch
 
-    with ImageSearch.open(find_index(index)) as search:
+    with ImageSearch.open(options.find_index(index)) as search:
         problems = search.store.verify()
         count = len(search.store)
     if as_json:
@@ -37,10 +36,10 @@ def compact(index: options.Index = "") -> None:
     """Give back the space of removed pictures, and prepare fast search in a large index."""
     from cooc.image_search import ImageSearch
 
-    with ImageSearch.open(find_index(index), write=True) as search:
+    with ImageSearch.open(options.find_index(index), write=True) as search:
         before = search.status().bytes
         search.store.compact()
-    with ImageSearch.open(find_index(index)) as search:
+    with ImageSearch.open(options.find_index(index)) as search:
         after = search.status().bytes
     if before is not None and after is not None:
         out.print(f"{before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now.")
@@ -96,7 +95,7 @@ def rebuild(
             shown.update(f"described {report.described}" + (f", left out {report.bad}" if report.bad else ""))
 
         report = ImageSearch.rebuild(
-            find_index(index),
+            options.find_index(index),
             to=to or None,
             recipe=recipe or None,
             storage=storage or None,
@@ -125,7 +124,7 @@ def export(
     from cooc.image_search import ImageSearch
     from cooc.index.export import export_index
 
-    with ImageSearch.open(find_index(index)) as search:
+    with ImageSearch.open(options.find_index(index)) as search:
         count = export_index(search.store, output)
         left = len(search.store) - count
     out.print(f"{counted(count, 'picture')}: {output}", markup=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cooc.cli import app, err, options, out
-from cooc.cli.indexing import NAME, follow_with_text, index
+from cooc.cli.indexing import follow_with_text, index
 from cooc.cli.runs import running, say
 from cooc.errors import PARTIAL, InputError, StoreLockedError
 
@@ -98,7 +98,7 @@ def _changes(folder: Path, poll: bool) -> Iterator[set[Path]]:
 
 class _Follower:
     def __init__(self, folder: Path, index: str, device: str, prune: bool, quiet: bool, as_json: bool) -> None:
-        self.folder, self.index = folder, index or str(folder / NAME)
+        self.folder, self.index = folder, index or str(folder / options.NAME)
         self.device, self.prune, self.quiet, self.as_json = device, prune, quiet, as_json
         self.network: Descriptor | None = None  # kept from run to run
         self.told = False  # that another process writes

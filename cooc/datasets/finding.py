@@ -10,12 +10,7 @@ from cooc.datasets.published import DATASETS, REVISITED, Spec
 from cooc.errors import DatasetError, UnknownNameError
 from cooc.pictures.folder import list_images
 
-SUFFIXES = (
-    ".jpg",
-    ".jpeg",
-    ".png",
-    ".webp",
-)  # in order of preference; a copy in another format is as good, and reported
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")  # the best first; a copy in another format is as good, and reported
 PICTURES = ("oxbuild_images", "jpg", "images", "paris")  # folders of the published archives
 TRUTHS = ("", "gt", "groundtruth", "ground_truth", "lab", "gt_files_170407", "paris_120310")
 

@@ -104,13 +104,7 @@ class ImageSearch(ChangingIndex):
         return self._found(self._describe(images, boxes), options, asked, without, started)
 
     def search_id(
-        self,
-        id: str,
-        k: int = 20,
-        *,
-        box: Box | None = None,
-        verify: bool | None = None,
-        **ways: Unpack[Ways],
+        self, id: str, k: int = 20, *, box: Box | None = None, verify: bool | None = None, **ways: Unpack[Ways]
     ) -> Results:
         """The same for a picture of the index, by its vector, or for the part of it in a box; it is not among them."""
         started = time.monotonic()

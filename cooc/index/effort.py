@@ -28,9 +28,7 @@ def views(vectors: Vectors) -> Vectors:
 
 
 def least(
-    efforts: Sequence[int],
-    expected: Sequence[Collection[_T]],
-    search: Callable[[int], Sequence[Collection[_T]]],
+    efforts: Sequence[int], expected: Sequence[Collection[_T]], search: Callable[[int], Sequence[Collection[_T]]]
 ) -> int:
     """The first of the efforts with which `search` finds what it should, or the last; 0 where there are none."""
     effort = 0

@@ -17,16 +17,14 @@ from cooc.errors import InputError, counted
 from cooc.index.engine import Decide, Described, Made
 from cooc.index.examine import Candidate, Reader
 from cooc.pictures import Collection, is_url
-from cooc.vectors import read_array, unit_rows
-
-BLOCK = 4096  # rows that are checked at once
+from cooc.vectors import read_vectors, unit_rows
 
 
 class Given:
     """All is checked before anything is done with it."""
 
     def __init__(self, vectors: Path, paths: Path, collection: Collection) -> None:
-        self.vectors = _array(vectors)
+        self.vectors = read_vectors(vectors, "r")
         self.dim = int(self.vectors.shape[1])
         self.paths = _lines(paths, collection)
         if len(self.paths) != len(self.vectors):
@@ -43,18 +41,6 @@ class Given:
         for seen in Reader(collection).examined(files):
             if decide(seen):
                 yield seen, Made(unit_rows(self.vectors[self.rows[seen.file.name]][None].astype(np.float32))[0])
-
-
-def _array(file: Path) -> np.ndarray:
-    found = read_array(file, "r")
-    if found.ndim != 2 or not found.size or found.dtype.kind != "f":
-        raise InputError(f"{file} must hold floating-point vectors (N, D), not {found.dtype} {found.shape}.")
-    for first in range(0, len(found), BLOCK):
-        lengths = np.linalg.norm(found[first : first + BLOCK].astype(np.float64), axis=1)
-        wrong = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
-        if len(wrong):
-            raise InputError(f"{file}: row {first + wrong[0]} is zero, or not finite. Leave it out, and its line.")
-    return found
 
 
 def _lines(file: Path, collection: Collection) -> list[str]:

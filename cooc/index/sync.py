@@ -20,14 +20,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from cooc.errors import (
-    CoocError,
-    ImageError,
-    InputError,
-    MachineError,
-    UnreadableError,
-    VectorDamagedError,
-)
+from cooc.errors import CoocError, ImageError, InputError, MachineError, UnreadableError, VectorDamagedError
 from cooc.index.away import Absence, inside
 from cooc.index.engine import Engine, Made, Vector
 from cooc.index.examine import CHANGED, Candidate, Examined

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cooc.verification.features import LocalFeatures
 from cooc.verification.transforms import Matrix, Points
@@ -52,9 +53,13 @@ class Agreement:
 
     def pairs(self, most: int) -> list[tuple[float, float, float, float]]:
         """x and y in the query, x and y in the picture, of at most so many of the points that agree."""
-        rows = np.unique(np.linspace(0, self.inliers - 1, min(self.inliers, most)).round().astype(np.int64))
-        both = np.hstack([self.query_points, self.picture_points])[rows]
+        both = np.hstack([self.query_points, self.picture_points])[evenly(self.inliers, most)]
         return [(x, y, u, v) for x, y, u, v in both.round(1).tolist()]
+
+
+def evenly(count: int, most: int) -> NDArray[np.int64]:
+    """At most so many of 0 .. count - 1."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def no_agreement(query: LocalFeatures, picture: LocalFeatures | None = None, tentative: int = 0) -> Agreement:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from cooc.verification.agreement import Agreement
+from cooc.verification.agreement import Agreement, evenly
 
 REGION = (46, 204, 113)
 GAP = 12
@@ -49,7 +49,7 @@ def draw(
             corners = [tuple(corner) for corner in region.tolist()]
             pen.polygon(corners, fill=(*REGION, 40))
             pen.line([*corners, corners[0]], fill=REGION, width=3, joint="curve")
-    for number in _chosen(len(points[0])):
+    for number in evenly(len(points[0]), MOST):
         a, b = points[0][number].tolist(), points[1][number].tolist()
         red, green, blue = colorsys.hsv_to_rgb(number * 0.618 % 1, 0.8, 1.0)  # neighbours differ
         colour = (round(255 * red), round(255 * green), round(255 * blue))
@@ -61,10 +61,3 @@ def draw(
 
 def _image(picture: Image.Image | NDArray[np.uint8]) -> Image.Image:
     return (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).convert("RGB")
-
-
-def _chosen(count: int) -> NDArray[np.int64]:
-    """At most `MOST` of them, evenly."""
-    return (
-        np.unique(np.linspace(0, count - 1, min(count, MOST)).round().astype(np.int64)) if count else np.zeros(0, int)
-    )

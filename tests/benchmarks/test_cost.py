@@ -17,6 +17,7 @@ from benchmarks import report
 from benchmarks.compact import export_vectors, import_vectors, measure_compact
 from benchmarks.engines import DEFAULT, run_engines
 from benchmarks.growth import run_growth
+from benchmarks.results import load_results
 from cooc.activations import BACKBONES, build_backbone, fold_batch_norms
 from cooc.datasets.retrieval import load_dataset
 from cooc.errors import DatasetError, InputError, UnknownNameError
@@ -58,7 +59,7 @@ def test_engines(real_weights: Callable[[str], dict[str, Tensor]], tmp_path: Pat
         assert row["error"] < 1e-3
     assert found["rows"][0]["times_faster"] == 1
     (tmp_path / "engines-cpu.json").write_text(json.dumps(found))
-    table = report.TABLES["engines"](report.load_results(tmp_path))
+    table = report.TABLES["engines"](load_results(tmp_path))
     assert [row[1] for row in table.rows] == engines
     with pytest.raises(UnknownNameError, match="Did you mean 'OpenVINO'"):
         run_engines(["vgg16"], [(64, 64)], ["OpenVIN"])
@@ -113,12 +114,11 @@ def test_growth(tmp_path: Path) -> None:
         assert row["exact search, ms"] > 0
         assert row["on disk, bytes per image"] > 32
     (tmp_path / "growth-cpu.json").write_text(json.dumps(found))
-    assert len(report.TABLES["growth"](report.load_results(tmp_path)).rows) == 4
+    assert len(report.TABLES["growth"](load_results(tmp_path)).rows) == 4
 
 
 @pytest.mark.parametrize(
-    "command",
-    [["engines", "--sizes", "512"], ["growth", "--sizes", "1000,many"], ["compact", "FOLDER"]],
+    "command", [["engines", "--sizes", "512"], ["growth", "--sizes", "1000,many"], ["compact", "FOLDER"]]
 )
 def test_commands_say_what_is_wrong(benchmarks: Shell, command: list[str], tmp_path: Path) -> None:
     folder = write_labelled_folder(tmp_path / "things")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import paper, report
+from benchmarks.results import load_results
 from cooc.errors import DatasetError, InputError, UnknownNameError
 from cooc.recipes import find_recipe
 from tests.shell import Shell
@@ -87,9 +88,9 @@ def test_the_papers_numbers_agree_where_it_prints_them_twice() -> None:
 
 def test_a_row_shows_ours_and_the_papers_in_the_columns_that_were_measured(tmp_path: Path) -> None:
     write(tmp_path, "oxford5k", "ucrow", {"none": [64.9], "average-10": [71.0]})
-    assert report.TABLES["table1"](report.load_results(tmp_path)).headings == ["method", "dim", "Oxford"]
+    assert report.TABLES["table1"](load_results(tmp_path)).headings == ["method", "dim", "Oxford"]
     write(tmp_path, "roxford5k", "ucrow", {"none": [59.8, 42.5, 14.9]})
-    table = report.TABLES["table1"](report.load_results(tmp_path))
+    table = report.TABLES["table1"](load_results(tmp_path))
     assert table.headings == ["method", "dim", *paper.OXFORD]  # nobody measured Paris or Holidays
     assert table.rows[0] == ["ucrow", "512", "64.9 (66.0)", "59.8 (60.5)", "42.5 (41.2)", "14.9 (12.0)"]
     assert row(table, "ucrow + AQE") == ["ucrow + AQE", "512", "71.0 (70.5)", "- (55.3)", "- (39.9)", "- (13.1)"]
@@ -100,14 +101,14 @@ def test_a_smaller_vector_than_the_papers_is_shown_as_such(tmp_path: Path) -> No
     write(
         tmp_path, "roxford5k", "paper-bilinear-ms+dim=4096", {"none": [70, 54, 30], "alpha-50": [72, 58, 33]}, dim=4096
     )
-    results = report.load_results(tmp_path)
+    results = load_results(tmp_path)
     assert row(report.TABLES["table4"](results), "BP(AC_T) + ms")[1] == "4096 (8192)"
     assert "58.0 (60.9)" in row(report.TABLES["table4"](results), "BP(AC_T) + alphaQE + ms")
 
 
 def test_methods_of_other_papers_have_no_number_of_ours(tmp_path: Path) -> None:
     write(tmp_path, "roxford5k", "gem", {"none": [59.8, 43.7, 20.0]})
-    table = report.TABLES["table6"](report.load_results(tmp_path))
+    table = report.TABLES["table6"](load_results(tmp_path))
     assert [cells[0] for cells in table.rows[:4]] == ["SPoC", "MAC", "R-MAC", "GeM"]  # not what other tables have
     assert row(table, "GeM")[3] == "43.7 (40.5)"
     assert row(table, "Fine-tuned VGG16-GeM + ms (Radenovic)")[3] == "- (61.9)"
@@ -116,7 +117,7 @@ def test_methods_of_other_papers_have_no_number_of_ours(tmp_path: Path) -> None:
 def test_reference_marks_what_is_off_by_more_than_a_point(tmp_path: Path) -> None:
     write(tmp_path, "roxford5k", "crow", {"none": [59.8, 43.7, 20.0]})
     write(tmp_path, "oxford5k", "crow+backbone=vgg16", {"none": [62.8]})
-    table = report.TABLES["reference"](report.load_results(tmp_path))
+    table = report.TABLES["reference"](load_results(tmp_path))
     assert table.headings == ["method", "dim", "Oxford/Caffe", "torchvision"]
     assert table.rows == [["crow", "512", "- / +1.0 / -1.1 ! / +0.0", "+1.1 ! / - / - / -"]]
 
@@ -134,7 +135,7 @@ def scores(*values: float, gain: float | None = None) -> dict[str, Any]:
 def experiment(folder: Path, name: str, rows: dict[str, Any]) -> report.Results:
     about = {"command": "python experiments/roxford.py", "commit": "abc", "machine": {"accelerator": "NVIDIA H200"}}
     (folder / f"experiment-{name}.json").write_text(json.dumps(about | {"rows": rows}))
-    return report.load_results(folder)
+    return load_results(folder)
 
 
 def by_expansion(found: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -160,10 +161,7 @@ def test_learned_filters_stand_beside_the_direct_ones(tmp_path: Path) -> None:
     }
     table = report.TABLES["learned"](experiment(tmp_path, "learning", {"direct": direct, **filters}))
     assert table.headings[-1] == "one scale"
-    assert table.rows[:2] == [
-        ["direct", "-", "-", "50.0", "49.0"],
-        ["sap", "1", "60", "52.0", "+1.4 [+0.4, +2.4]"],
-    ]
+    assert table.rows[:2] == [["direct", "-", "-", "50.0", "49.0"], ["sap", "1", "60", "52.0", "+1.4 [+0.4, +2.4]"]]
     assert [cells[0] for cells in table.rows[2:]] == [*(f"worse {i}" for i in range(5)), "contrastive-8e-3 (ships)"]
 
 
@@ -187,7 +185,7 @@ def test_multi_scale_rows_come_from_the_experiment_unless_they_were_measured_alo
     assert report.TABLES["whitening"](results).rows[0][1:5] == ["72.4", "68.8", "50.8", "24.3"]
     assert results.score("paper-bilinear-ms", ("roxford5k", "roxford-medium"))["mAP"] == 50.8
     write(tmp_path, "roxford5k", "paper-bilinear-ms", {"none": [70, 55, 30]})
-    again = report.load_results(tmp_path)
+    again = load_results(tmp_path)
     assert again.score("paper-bilinear-ms", ("roxford5k", "roxford-medium"))["mAP"] == 55
 
 
@@ -197,7 +195,7 @@ def test_re_rankings_stand_beside_one_another(tmp_path: Path) -> None:
         tmp_path, "roxford5k", "crow", {"none": [60, 50, 40], "k-reciprocal": [61, 51, 41], "diffusion": [62, 52, 42]}
     )
     write(tmp_path, "roxford5k", "ucrow", {"none": [60, 50, 40]})  # nothing to compare
-    table = report.TABLES["rerankings"](report.load_results(tmp_path))
+    table = report.TABLES["rerankings"](load_results(tmp_path))
     assert table.headings == ["", "Landmarks, `gem`", "ROxford M, `crow`"]
     assert table.rows == [["none", "44.4", "50.0"], ["k-reciprocal", "50.0", "51.0"], ["diffusion", "-", "52.0"]]
 
@@ -215,7 +213,7 @@ def test_times_stand_beside_the_papers(tmp_path: Path) -> None:
     (tmp_path / "speed-cuda.json").write_text(json.dumps(content))
     again = content | {"rows": [about | {"name": "closed form", "ms": 0.09}], "command": "cooc bench speed"}
     (tmp_path / "speed-cuda-again.json").write_text(json.dumps(again))  # slower: the quickest run counts
-    table = report.TABLES["performance"](report.load_results(tmp_path))
+    table = report.TABLES["performance"](load_results(tmp_path))
     assert table.headings == ["channels", "batch", "", "closed form", "convolution float32", "Shih", "memory floor"]
     assert table.rows == [
         ["2048", "5", "paper: GTX 1080 Ti", "-", "5.58", "out of memory", "-"],
@@ -240,17 +238,17 @@ def test_stores_that_were_not_measured_are_left_out(tmp_path: Path) -> None:
         "command": "cooc bench store",
     }
     (tmp_path / "scale-postgresql.json").write_text(json.dumps(found))
-    table = report.TABLES["stores"](report.load_results(tmp_path))
+    table = report.TABLES["stores"](load_results(tmp_path))
     assert table.rows == [["postgresql", "20,000", "10780", "9", "4542", *["3.05 / 11.3, 0.995"] * 3, "326"]]
     found |= {"on disk, share of the vectors": None}
     del found["exact"]
     (tmp_path / "scale-milvus-1m.json").write_text(json.dumps(found))
-    row = next(row for row in report.TABLES["stores"](report.load_results(tmp_path)).rows if row[0] == "milvus-1m")
+    row = next(row for row in report.TABLES["stores"](load_results(tmp_path)).rows if row[0] == "milvus-1m")
     assert row[4:6] == ["-", "-"]
 
 
 def test_rates_of_ray_stand_beside_the_plain_loop(tmp_path: Path) -> None:
-    assert not report.TABLES["scale-ray"](report.load_results(tmp_path)).rows
+    assert not report.TABLES["scale-ray"](load_results(tmp_path)).rows
     found: dict[str, Any] = {
         "pictures": 20000,
         "plain loop, one core": {"pictures per second": 40.04, "seconds": 125.4, "described": 5000, "bad": 0},
@@ -263,7 +261,7 @@ def test_rates_of_ray_stand_beside_the_plain_loop(tmp_path: Path) -> None:
         "command": "cooc bench scale",
     }
     (tmp_path / "scale-ray.json").write_text(json.dumps(found))
-    assert report.TABLES["scale-ray"](report.load_results(tmp_path)).rows == [
+    assert report.TABLES["scale-ray"](load_results(tmp_path)).rows == [
         ["plain loop, one core", "5,000", "40.0", "125"],
         ["ray, 1 worker", "5,000", "38.0", "140"],
         ["efficiency of 2 workers", "", "91 %", ""],
@@ -279,7 +277,7 @@ def test_commands_are_numbered_and_printed_once(tmp_path: Path) -> None:
             tmp_path, "oxford5k", recipe, {"none": [60]}, command="cooc bench oxford5k -r ucrow,crow --data /tmp/w/data"
         )
     write(tmp_path, "roxford5k", "shih-linear-topdown", {"none": [60, 50, 40]})
-    results = report.load_results(tmp_path)
+    results = load_results(tmp_path)
     page = "<!-- table:table5 -->\n<!-- /table -->\n<!-- table:table1 -->\n<!-- /table -->\n"
     text = report.rewrite(page + "<!-- table:commands -->\n<!-- /table -->\n", results, "results.md")
     assert "1. `cooc bench oxford5k -r ucrow,crow --data data` (commit abc123, test machine)\n" in text
@@ -297,7 +295,7 @@ def test_every_table_stands_in_a_document_and_the_commands_in_one() -> None:
 
 def test_blocks_are_renewed_and_all_else_is_left_alone(tmp_path: Path) -> None:
     write(tmp_path, "oxford5k", "paper-bilinear-aa", {"none": [63.6]})
-    results = report.load_results(tmp_path)
+    results = load_results(tmp_path)
     text = "# A\n<!-- table:readme -->\nold\n<!-- /table -->\nb | c\n<!-- table:table2 -->\n<!-- /table -->\n"
     once = report.rewrite(text, results)
     assert "old" not in once
@@ -309,19 +307,19 @@ def test_blocks_are_renewed_and_all_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_broken_documents_and_results_are_refused(tmp_path: Path) -> None:
-    results = report.load_results(tmp_path)
+    results = load_results(tmp_path)
     with pytest.raises(UnknownNameError, match="Did you mean 'table1'"):
         report.rewrite("<!-- table:tabel1 -->\n<!-- /table -->", results)
     with pytest.raises(InputError, match=r"README.*needs its <!-- /table"):
         report.rewrite("<!-- table:table1 -->\n", results, "README.md")
     (tmp_path / "oxford5k--ucrow.json").write_text("{")
     with pytest.raises(DatasetError, match=r"oxford5k--ucrow\.json is no result file"):
-        report.load_results(tmp_path)
+        load_results(tmp_path)
 
 
 def test_no_document_differs_from_the_results() -> None:
     """`python -m benchmarks tables --write` repairs it."""
-    results = report.load_results(ROOT / "results")
+    results = load_results(ROOT / "results")
     documents = report.documents(ROOT)
     assert ROOT / "docs" / "results.md" in documents
     for path in documents:

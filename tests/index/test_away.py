@@ -12,8 +12,7 @@ import pytest
 from cooc.errors import InputError
 from cooc.image_search import ImageSearch
 from cooc.index import away
-from tests.index.test_sync import Watched
-from tests.tiny import RECIPE, write_photos
+from tests.tiny import RECIPE, Watched, write_photos
 
 
 @pytest.fixture
@@ -24,11 +23,6 @@ def photos(tmp_path: Path) -> Path:
     write_photos(folder / "disk2/a", 2, seed=1)
     write_photos(folder / "disk2/b/c", 2, seed=2)
     return folder
-
-
-@pytest.fixture
-def watched() -> Watched:
-    return Watched()
 
 
 @pytest.fixture

@@ -25,8 +25,7 @@ from cooc.verification.engines import extract
 from cooc.verification.extraction import Extraction
 from cooc.verification.features import pack, unpack
 from tests.index.test_old_index import FIXTURE
-from tests.index.test_sync import Watched
-from tests.tiny import RECIPE, descriptor, write_photos
+from tests.tiny import RECIPE, Watched, descriptor, write_photos
 
 
 def write_rough(folder: Path, count: int, seed: int = 5) -> list[Path]:
@@ -43,17 +42,6 @@ def write_rough(folder: Path, count: int, seed: int = 5) -> list[Path]:
 def photos(tmp_path: Path) -> Path:
     write_rough(tmp_path / "photos", 5)
     return tmp_path / "photos"
-
-
-@pytest.fixture
-def watched() -> Watched:
-    return Watched()
-
-
-@pytest.fixture
-def search(photos: Path, watched: Watched) -> Iterator[ImageSearch]:
-    with ImageSearch.create(photos / ".cooc", recipe=RECIPE, descriptor=watched) as made:
-        yield made
 
 
 def kept(search: ImageSearch) -> dict[str, bytes | None]:

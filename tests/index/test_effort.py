@@ -8,10 +8,7 @@ import pytest
 from cooc.index import effort
 
 
-@pytest.mark.parametrize(
-    ("efforts", "chosen"),
-    [((10, 50, 97, 100), 97), ((96, 98, 100), 98), ((10, 50), 50), ((), 0)],
-)
+@pytest.mark.parametrize(("efforts", "chosen"), [((10, 50, 97, 100), 97), ((96, 98, 100), 98), ((10, 50), 50), ((), 0)])
 def test_the_least_effort_that_finds_enough(efforts: tuple[int, ...], chosen: int) -> None:
     expected, tried = [range(100)] * 3, list[int]()
 

@@ -348,7 +348,7 @@ def test_a_search_structure_and_an_exact_search_beside_it(
         graph.compact()
         found = structures.current(graph._server)
         assert found.kind == index.upper()
-        assert found.effort in structures.EFFORTS[found.kind]
+        assert found.effort in structures.KINDS[found.kind].efforts
         queries = random_vectors(5, seed=3)
         for where in (None, Filter("a")):
             assert_same_search(graph, model, queries, 10, where)
@@ -363,7 +363,8 @@ def test_how_far_to_look_is_measured(opened: MilvusStore, remote: str, monkeypat
     opened.add([record(f"{i:04}.jpg") for i in range(3000)], random_vectors(3000))
     queries, tried = effort.views(random_vectors(20, seed=5)), dict[int, float]()
     exact = opened.search(queries, effort.NEIGHBOURS).ids
-    monkeypatch.setitem(structures.EFFORTS, "HNSW", (100, 110, 120, 150, 200, 300, 600))
+    tried_out = structures.KINDS["HNSW"]._replace(efforts=(100, 110, 120, 150, 200, 300, 600))
+    monkeypatch.setitem(structures.KINDS, "HNSW", tried_out)
     opened.close()
     with open_store(f"{remote}&index=hnsw", write=True) as graph:
         assert isinstance(graph, MilvusStore)

@@ -97,10 +97,7 @@ def grow(folder: Path, batch: int, compact: bool) -> None:
             store.compact()
 
 
-WHO = [
-    "root",
-    pytest.param("nobody", marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can become nobody")),
-]
+WHO = ["root", pytest.param("nobody", marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can become nobody"))]
 
 
 @pytest.mark.parametrize("who", WHO)

@@ -19,27 +19,12 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.indexing import kill_and_resume
-from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreError, StoreLockedError
 from cooc.image_search import ImageSearch
 from cooc.index import engine, examine, run, sync
 from cooc.index.report import Report
 from cooc.pictures.folder import relative_path
-from tests.tiny import RECIPE, descriptor, open_index, write_photos
-
-
-class Watched(Descriptor):
-    """The tiny descriptor; counts the pictures that it describes, and does `meanwhile` before each batch."""
-
-    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        self.__dict__.update(descriptor().__dict__)
-        self.count = 0
-        self.meanwhile = meanwhile
-
-    def raw(self, images: Tensor) -> Tensor:
-        self.meanwhile()
-        self.count += len(images)
-        return super().raw(images)
+from tests.tiny import RECIPE, Watched, descriptor, open_index, write_photos
 
 
 @pytest.fixture
@@ -48,17 +33,6 @@ def photos(tmp_path: Path) -> Path:
     write_photos(folder, 6)
     write_photos(folder / "below", 3, seed=1)
     return folder
-
-
-@pytest.fixture
-def watched() -> Watched:
-    return Watched()
-
-
-@pytest.fixture
-def search(photos: Path, watched: Watched) -> Iterator[ImageSearch]:
-    with ImageSearch.create(photos / ".cooc", recipe=RECIPE, descriptor=watched) as made:
-        yield made
 
 
 def paths(search: ImageSearch) -> list[str]:

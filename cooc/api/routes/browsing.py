@@ -11,8 +11,6 @@ from pydantic import Field
 from cooc.api.schemas import PREFIX, Limit, Out, Picture, PicturesOut, WhereQuery, problems, shown
 from cooc.api.services import Shared
 
-__all__ = ["router"]
-
 MOST = 1000  # folders, tags or months in one answer
 
 router = APIRouter(prefix=PREFIX, responses=problems(), tags=["pictures"])

@@ -21,8 +21,6 @@ from cooc.api.schemas import PREFIX, Ids, Picture, WhereQuery, problems
 from cooc.api.services import Services, Shared
 from cooc.index.export import export_index
 
-__all__ = ["router"]
-
 COLUMNS = ("id", "path", "width", "height", "taken", "tags")
 
 router = APIRouter(prefix=PREFIX, responses=problems(), tags=["downloads"])

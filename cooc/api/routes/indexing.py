@@ -9,8 +9,6 @@ from cooc.api.indexing import IndexingOut, Job
 from cooc.api.schemas import PREFIX, problems
 from cooc.api.services import Changing, Shared
 
-__all__ = ["router"]
-
 router = APIRouter(prefix=PREFIX, responses=problems())
 
 

@@ -18,8 +18,6 @@ from cooc.errors import InputError
 from cooc.index.records import check_tags
 from cooc.pictures.boxes import Box, parse_box
 
-__all__ = ["router"]
-
 router = APIRouter(prefix=PREFIX, responses=problems(404, 409), tags=["keeping"])
 
 Tag = Annotated[str, Field(min_length=1, max_length=100)]

@@ -10,8 +10,6 @@ from fastapi.responses import FileResponse
 from cooc.api.schemas import PREFIX, ImageId, Picture, Side, problems
 from cooc.api.services import Shared
 
-__all__ = ["router"]
-
 CACHED = "private, max-age=3600"
 
 router = APIRouter(prefix=PREFIX, responses=problems())

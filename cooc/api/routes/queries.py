@@ -16,8 +16,6 @@ from cooc.api.services import Services, Shared
 from cooc.errors import InputError
 from cooc.pictures.boxes import parse_box
 
-__all__ = ["router"]
-
 MOST = 32  # queries in one request
 
 router = APIRouter(prefix=PREFIX, responses=problems(400, 408, 413), tags=["search"])

@@ -30,8 +30,6 @@ from cooc.pictures.boxes import Box, parse_box
 from cooc.pictures.decode import Decoded
 from cooc.verification.agreement import Agreement
 
-__all__ = ["by_id", "find", "router"]
-
 router = APIRouter(prefix=PREFIX, responses=problems())
 Asked = Annotated[SearchOptions, Query()]
 LeastSimilarity = Annotated[float, Query(ge=0.5, le=1, description="Least similarity.")]

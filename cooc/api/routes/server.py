@@ -11,8 +11,6 @@ from cooc.api.schemas import PREFIX, Health, Login, StatusOut, problems, shown
 from cooc.api.services import Shared, may_change
 from cooc.text import knows_words
 
-__all__ = ["router"]
-
 router = APIRouter(prefix=PREFIX, responses=problems())
 
 

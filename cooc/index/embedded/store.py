@@ -43,16 +43,7 @@ from cooc.index.embedded.rows import (
     read_state,
     record,
 )
-from cooc.index.records import (
-    BadFile,
-    Filter,
-    Forgotten,
-    Record,
-    StoreMeta,
-    path_bytes,
-    path_text,
-    show,
-)
+from cooc.index.records import BadFile, Filter, Forgotten, Record, StoreMeta, path_bytes, path_text, show
 from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Tally, Vectors, pages
 
 APPROXIMATE_FROM = 200_000  # images: an exact search then takes about 40 ms on two cores

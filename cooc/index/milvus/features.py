@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from cooc.errors import InputError, StoreError
 from cooc.index.milvus.address import Address
+from cooc.index.store import blocks
 
 CHECK = 8  # bytes of the checksum
 READ = 64  # codes read at once
@@ -60,16 +61,16 @@ class FeatureFiles:
                 if not self._local:  # an object appears when it is complete
                     self._files.pipe_file(path, data)
                     continue
-                self._files.makedirs(self._files._parent(path), exist_ok=True)
+                self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
                 new = f"{path}.{uuid4().hex}"
                 self._files.pipe_file(new, data)
                 self._files.mv(new, path)
 
     def read(self, contents: Iterable[str]) -> dict[str, bytes | None]:
         """None where a file is gone or not what was written. One that cannot be reached is an error."""
-        wanted, found = list(dict.fromkeys(contents)), dict[str, bytes | None]()
-        for start in range(0, len(wanted), READ):
-            paths = {self._files._strip_protocol(self._path(one)): one for one in wanted[start : start + READ]}
+        found = dict[str, bytes | None]()
+        for block in blocks(dict.fromkeys(contents), READ):
+            paths = {self._path(one): one for one in block}
             with self._explained():
                 for path, data in self._files.cat(list(paths), on_error="return").items():
                     if isinstance(data, Exception) and not isinstance(data, FileNotFoundError):

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+
+import numpy as np
 
 from cooc.errors import StoreError
 from cooc.index.milvus import rows
@@ -23,7 +21,7 @@ from cooc.index.records import BadFile, Forgotten, now
 from cooc.index.store import Store, blocks
 
 STATE = "cooc.state"  # property of the collection, which only such an index has
-FIELDS = [*rows.RECORD, "row", "bad", "reason", "crc", "vector"]
+FIELDS = ["key", *rows.RECORD, "row", "bad", "reason", "crc", "vector"]
 BLOCK = 256  # rows moved at once
 
 log = logging.getLogger("cooc")
@@ -44,20 +42,20 @@ def beside(where: Address) -> Address:
 def copy(server: Server, dim: int, store: Store) -> None:
     """All that counts in a collection of the former layout. Tags of damaged vectors wait for these to be described."""
     log.warning("%s is moved to the layout of this cooc, once.", server.address.shown)
-    counts = _counting(json.loads(server.properties()[STATE]))
+    state = json.loads(server.properties()[STATE])
+    dead = [range(first, last) for first, last, _ in state["dead"]]
     found = (
         row | {"key": rows.IMAGE + row["key"].partition("-")[0]}
-        for row in server.pages("row >= 0", FIELDS, BLOCK)
-        if counts(row["row"])
+        for row in server.pages(f"row >= 0 and row < {state['next']}", FIELDS, BLOCK)
+        if not any(row["row"] in numbers for numbers in dead)
     )
     for block in blocks(found, BLOCK):
         bad = [row for row in block if row["bad"]]
         store.report_bad(BadFile(rows.path(row), row["size"], row["mtime_ns"], row["reason"]) for row in bad)
-        images = [row for row in block if not row["bad"]]
-        vectors, sound = rows.matrix(images, dim)
-        records = [rows.record(row) for row in images]
-        store.add([record for record, good in zip(records, sound, strict=True) if good], vectors[sound])
-        lost = [record for record, good in zip(records, sound, strict=True) if not good]
+        images = [(rows.record(row), rows.vector(row)) for row in block if not row["bad"]]
+        sound = [(record, vector) for record, vector in images if vector is not None]
+        store.add([record for record, _ in sound], np.array([one for _, one in sound], np.float32).reshape(-1, dim))
+        lost = (record for record, vector in images if vector is None)
         store.remember(Forgotten(record.sha256, record.path, record.tags, now()) for record in lost)
 
 
@@ -66,14 +64,3 @@ def take_up(server: Server) -> None:
     new = beside(server.address).name
     if not server.ask("has_collection") and server.ask("has_collection", name=new):
         server.ask("rename_collection", server.address.name, name=new)
-
-
-def _counting(state: dict[str, Any]) -> Callable[[int], bool]:
-    """Rows below a number count, but for ranges of dead ones."""
-    ranges = sorted((first, last) for first, last, _ in state["dead"])
-
-    def counts(row: int) -> bool:
-        place = bisect_right(ranges, (row, math.inf)) - 1
-        return row < state["next"] and (place < 0 or row >= ranges[place][1])
-
-    return counts

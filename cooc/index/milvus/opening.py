@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from cooc.errors import InputError, StoreError
+from cooc.errors import InputError, StoreError, StoreMissingError
 from cooc.index.checks import check_format, missing
 from cooc.index.milvus import former, rows, structures
 from cooc.index.milvus.address import Address
@@ -35,12 +35,12 @@ def _created(where: Address, meta: StoreMeta) -> MilvusStore:
     if meta.storage != "float32":
         raise InputError(f"An index on Milvus keeps float32 vectors, not {meta.storage}; index=ivf_pq searches codes.")
     prepare_collection(where, meta.dim)
+    kept = {META: meta.as_json()}
+    if meta.features and place(where):
+        kept[FEATURES] = json.dumps({"engines": meta.features, "at": place(where)})
+    elif meta.features:
+        log.warning("%s", nowhere(where))
     with closing(Server(where)) as server:
-        kept = {META: meta.as_json()}
-        if meta.features and place(where):
-            kept[FEATURES] = json.dumps({"engines": meta.features, "at": place(where)})
-        elif meta.features:
-            log.warning("%s", nowhere(where))
         server.put(kept)  # the last step: from here on there is an index
     return _opened(where, write=True)
 
@@ -69,12 +69,15 @@ def _opened(where: Address, write: bool) -> MilvusStore:
         found = server.properties()
         if META not in found:
             raise missing(where.place)
-        meta = _meta(found[META], where)
+        values = json.loads(found[META])
+        check_format(where.place, values["format"])
+        meta = StoreMeta(**values)
         if former.STATE in found:
             if not write:
                 raise former.refusal(where)
             _move(server, meta)
-            meta = _meta(server.properties()[META], where)
+            server.close()
+            return _opened(where, write)
         if write:
             server.become_writer()
             # A `compact` that was cut short may have left the collection without a structure, or not loaded.
@@ -85,19 +88,15 @@ def _opened(where: Address, write: bool) -> MilvusStore:
         raise
 
 
-def _meta(text: str, where: Address) -> StoreMeta:
-    values = json.loads(text)
-    check_format(where.place, values["format"])
-    return StoreMeta(**values)
-
-
 def _move(server: Server, meta: StoreMeta) -> None:
     """To the layout of this cooc."""
+    server.become_writer()
     there = former.beside(server.address)
-    with closing(Server(server.address)) as old, closing(Server(there)) as new:
-        old.become_writer()
-        begun = new.ask("has_collection") and META in new.properties()
-        with _opened(there, write=True) if begun else _created(there, replace(meta, format=FORMAT)) as copy:
-            former.copy(old, meta.dim, copy)
+    try:
+        copy = _opened(there, write=True)
+    except StoreMissingError:
+        copy = _created(there, replace(meta, format=FORMAT))
+    with copy:
+        former.copy(server, meta.dim, copy)
     server.ask("drop_collection")
     former.take_up(server)

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pymilvus import DataType, MilvusClient
 
 from cooc.errors import InputError
@@ -30,10 +29,9 @@ FEATURES = "features"  # `text` of an image that has them
 IMAGE, BAD, FORGOTTEN = "i", "b", "f"
 PATH, TAG, TAGS, REASON = 4096, 1024, 1024, 8192  # bytes of a path and of a tag, tags, characters of a reason
 
-RECORD = ["key", "size", "mtime_ns", "sha256", "width", "height", "taken", "tags"]
-VECTOR = ["key", "id", "crc", "vector"]
-REPORT, TAGGED = ["key", "size", "mtime_ns", "text"], ["key", "sha256", "tags", "text"]
-ALL = [*RECORD, *VECTOR[1:], "image", "text"]
+RECORD = ["size", "mtime_ns", "sha256", "width", "height", "taken", "tags"]
+PLAIN = ["key", *RECORD, "id", "crc", "image", "text"]  # what is quickly sent
+ALL = [*PLAIN, "vector"]
 EMPTY = {"image": False, "id": "", "sha256": "", "taken": "", "tags": [], "text": ""} | dict.fromkeys(
     ("size", "mtime_ns", "width", "height", "crc"), 0
 )
@@ -92,13 +90,13 @@ def fitting(row: Row) -> Row:
 
 
 def image_row(record: Record, vector: Vectors) -> Row:
-    fields = {name: getattr(record, name) for name in (*RECORD[1:], "id")}
+    fields = {name: getattr(record, name) for name in (*RECORD, "id")}
     changed = {"taken": record.taken or "", "tags": sorted(record.tags), "crc": checksum(vector), "vector": vector}
     return fitting(EMPTY | fields | changed | {"key": key(IMAGE, record.path), "image": True})
 
 
 def record(row: Row) -> Record:
-    fields = {name: row[name] for name in RECORD[1:]}
+    fields = {name: row[name] for name in RECORD}
     return Record(path(row), **fields | {"taken": row["taken"] or None, "tags": frozenset(row["tags"])})
 
 
@@ -132,8 +130,7 @@ def checksum(vector: Vectors) -> int:
     return zlib.crc32(vector.astype("<f4").tobytes())
 
 
-def matrix(rows: list[Row], dim: int) -> tuple[Vectors, NDArray[np.bool_]]:
-    """Vectors (n, dim), and which of them are as they were written (n,)."""
-    vectors = np.array([row["vector"] for row in rows], np.float32).reshape(len(rows), dim)
-    sound = [checksum(vector) == row["crc"] for vector, row in zip(vectors, rows, strict=True)]
-    return vectors, np.array(sound, np.bool_)
+def vector(row: Row) -> Vectors | None:
+    """(D,), unless it is not what was written."""
+    found = np.array(row["vector"], np.float32)
+    return found if checksum(found) == row["crc"] else None

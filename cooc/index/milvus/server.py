@@ -83,6 +83,9 @@ class Server:
         options = {} if limit is None else {"limit": limit}
         return list(self.read("query", filter=condition, output_fields=fields, **options))
 
+    def count(self, condition: str) -> int:
+        return int(self.query(condition, ["count(*)"], None)[0]["count(*)"])
+
     def pages(self, condition: str, fields: list[str], size: int, after: str = "") -> Iterator[Row]:
         """Rows in the order of their keys. A page may be short, where an upsert is under way: Milvus counts the row
         that goes and the one that comes, and gives one. Only an empty one is the end."""

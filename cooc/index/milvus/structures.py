@@ -18,12 +18,27 @@ from cooc.index.milvus.server import Server
 
 HNSW_FROM, IVF_PQ_FROM = 200_000, 20_000_000  # images; reasoned, not measured: see docs/scaling.md
 EFFORT = "cooc.effort"  # property of the collection
-EFFORTS = {"FLAT": (), "HNSW": effort.EFFORTS, "IVF_PQ": (32, 64, 128, 256, 512, 1024), "DISKANN": effort.EFFORTS}
-MOST = {"HNSW": 32_768, "IVF_PQ": 65_536, "DISKANN": 65_535}  # that the server takes
+UNMEASURED = 200  # HNSW found all of the 10 nearest of 5000 random vectors of 64 dimensions with that, 0.74 with 18
+
+
+class Kind(NamedTuple):
+    build: dict[str, int]
+    parameter: str = ""  # of a search: how far to look
+    efforts: tuple[int, ...] = ()  # that are tried
+    most: int = 0  # that the server takes
+
+
+KINDS = {
+    "FLAT": Kind({}),
+    "HNSW": Kind({"M": 32, "efConstruction": 160}, "ef", effort.EFFORTS, 32_768),
+    # lists of a segment, 250,000 vectors of 512 dimensions
+    "IVF_PQ": Kind({"nlist": 2048, "nbits": 8}, "nprobe", (32, 64, 128, 256, 512, 1024), 65_536),
+    "DISKANN": Kind({}, "search_list", effort.EFFORTS, 65_535),
+}
 
 
 class Structure(NamedTuple):
-    kind: str  # of EFFORTS; empty while there is none
+    kind: str  # of KINDS; empty while there is none
     effort: int  # for 100 results; 0: not measured
 
 
@@ -43,16 +58,7 @@ def wanted(server: Server, images: int, now: str) -> str:
 
 def build(server: Server, kind: str, dim: int) -> None:
     """Build the search structure, unless it is there, and load it. Repeating this does no harm."""
-    params = {
-        "FLAT": {},
-        "HNSW": {"M": 32, "efConstruction": 160},
-        "IVF_PQ": {
-            "nlist": 2048,
-            "m": _divisor(dim),
-            "nbits": 8,
-        },  # lists of a segment, 250,000 vectors of 512 dimensions
-        "DISKANN": {},
-    }[kind]
+    params = KINDS[kind].build | ({"m": _divisor(dim)} if kind == "IVF_PQ" else {})
     lite = server.address.lite
     asked = MilvusClient.prepare_index_params()
     asked.add_index("vector", index_type=kind, metric_type="IP", index_name="vector", params=params)
@@ -79,16 +85,11 @@ def replace(server: Server, kind: str, dim: int) -> None:
 
 
 def search_params(structure: Structure, fetch: int) -> dict[str, Any]:
-    """For so many candidates. What is not measured yet gets 200: HNSW found all of the 10 nearest of 5000 random
-    vectors of 64 dimensions with that, and 0.74 with 18."""
-    kind, level = structure.kind, structure.effort or 200
-    found = {
-        "FLAT": {},
-        "HNSW": {"ef": max(fetch, effort.scaled(level, fetch))},
-        "IVF_PQ": {"nprobe": level},
-        "DISKANN": {"search_list": max(fetch, effort.scaled(level, fetch))},
-    }[kind]
-    return {"metric_type": "IP", "params": {name: min(MOST[kind], value) for name, value in found.items()}}
+    """For so many candidates."""
+    kind, level = KINDS[structure.kind], structure.effort or UNMEASURED
+    if structure.kind != "IVF_PQ":  # a graph keeps at least as many in sight
+        level = max(fetch, effort.scaled(level, fetch))
+    return {"metric_type": "IP", "params": {kind.parameter: min(kind.most, level)} if kind.parameter else {}}
 
 
 def _divisor(dim: int) -> int:

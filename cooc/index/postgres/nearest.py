@@ -59,13 +59,7 @@ class Nearest:
             without += damaged
 
     def _search(
-        self,
-        connection: Connection,
-        queries: Vectors,
-        k: int,
-        where: Filter | None,
-        exact: bool,
-        without: list[bytes],
+        self, connection: Connection, queries: Vectors, k: int, where: Filter | None, exact: bool, without: list[bytes]
     ) -> list[list[Hit]]:
         far = 0 if exact else self._effort(connection, where)
         searched = _searched(where, without)

@@ -1,6 +1,7 @@
 """PostgreSQL with pgvector, for those who run one already: an index is a schema with a few tables (`tables.py`).
 
-`connections.py` has the server's address, connections that come back and the one writer; `nearest.py` the search.
+`opening.py` makes one; `connections.py` has the server's address, connections that come back and the one writer;
+`nearest.py` the search.
 """
 
 from __future__ import annotations
@@ -11,10 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import psycopg
-from psycopg import sql
 
-from cooc.errors import InputError, StoreError
 from cooc.index.checks import FEATURES_DAMAGED, VECTOR_DAMAGED, WRONG_ID, check_format, missing, moving
 from cooc.index.copying import copy_to_folder, intact_blocks
 from cooc.index.postgres import features, tables
@@ -36,53 +34,6 @@ from cooc.index.records import (
     show,
 )
 from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Vectors, pages
-
-DIMENSIONS = 16_000  # that pgvector holds
-PGVECTOR = (0, 8)  # has iterative scans
-
-
-def open_store(address: str, *, write: bool = False) -> PostgresStore:
-    return PostgresStore(Address.parse(address), write=write)
-
-
-def create_store(address: str, meta: StoreMeta) -> PostgresStore:
-    where = Address.parse(address)
-    if meta.dim > DIMENSIONS:
-        raise InputError(f"pgvector holds up to {DIMENSIONS} dimensions, not {meta.dim}: use another recipe or engine.")
-    meta = replace(meta, storage="float32", format=FORMAT)  # whatever it comes from
-    schema = sql.Identifier(where.schema)
-    server = Server(where)
-    try:
-        server.read(_require_pgvector)
-        with server.explained(), server.connect() as connection, connection.transaction():
-            try:
-                connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
-            except (psycopg.errors.DuplicateSchema, psycopg.errors.UniqueViolation) as error:
-                text = f"There is an index at {where.shown} already: open it, or first DROP SCHEMA"
-                raise StoreError(f"{text} {where.schema} CASCADE.") from error
-            tables.make(connection, meta.dim, meta.as_json())
-            if meta.features:
-                features.set_engines(connection, meta.features)
-    finally:
-        server.close()
-    return PostgresStore(where, write=True)
-
-
-def _require_pgvector(connection: Connection) -> None:
-    version = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
-    if (row := connection.execute(version).fetchone()) is None:
-        try:
-            connection.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
-        except psycopg.DatabaseError as error:
-            raise StoreError(
-                f"The server has no pgvector, or this user may not enable it ({error}). Install it (Debian: "
-                "postgresql-NN-pgvector), and as the owner of the database: CREATE EXTENSION vector"
-            ) from error
-        row = connection.execute(version).fetchone()
-    if row is None or tuple(map(int, row[0].split(".")[:2])) < PGVECTOR:
-        raise StoreError(
-            f"pgvector {row and row[0]} is too old: 0.8 is needed. Install it, then ALTER EXTENSION vector UPDATE."
-        )
 
 
 class PostgresStore(Store):

@@ -1,121 +1,31 @@
-"""Whitening: vectors of D dimensions -> L2 -> (x - mean) @ projection.T -> L2 -> vectors of d dimensions.
-
-Channels that fire together count twice in an inner product. Whitening, fitted once on other pictures, undoes that:
-
-    PCA      projection = diag(eigenvalue^-exponent) V^T     eigenvectors V of the covariance, decreasing order
-    learned  projection = V^T P1                             P1 undoes the covariance of matching-pair differences,
-                                                             V rotates what is left to its principal axes
-    adapted  projection = P1 times that of another one       P1 as above, of its vectors, shrunk: for few pairs
-
-Exponent 0.5 makes the covariance of the training vectors the identity, smaller ones are softer, 0 only rotates. Rows of
-the projection are ordered, so the first d of them are the whitening to d (`Whitening.truncate`). Fits run in float64.
-"""
+"""Fitting a whitening: from vectors alone (PCA), from matching pairs (learned), or from a few of these (adapted)."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
-from torch import Tensor, nn
+from torch import Tensor
 
-from cooc.errors import UnknownNameError, WhiteningError
-from cooc.files import write_whole
+from cooc.errors import WhiteningError
+from cooc.whitening.layer import Whitening, unit
 
 Vectors = Tensor | NDArray[Any]
 Indices = Tensor | NDArray[Any] | Sequence[int]
-Storage = Literal["float32", "float16", "int8"]
 
-STORAGE = ("float32", "float16", "int8")
-FORMAT = "cooc-whitening/1"
 CHUNK = 4096  # rows taken to float64 at once
 
 logger = logging.getLogger("cooc")
 
 
-class Whitening(nn.Module):
-    """A fitted whitening, as the last layer of a network: (..., D) -> (..., d), unit length. See `whiten`.
-
-    `meta` says where it comes from: kind, samples, exponent, and what the caller adds. It is fixed unless somebody
-    trains it: whitening.requires_grad_().
-    """
-
-    mean: Tensor
-    eigenvalues: Tensor | None
-
-    def __init__(
-        self,
-        mean: Tensor,  # (D,)
-        projection: Tensor,  # (d, D), most important row first
-        meta: Mapping[str, str] | None = None,
-        eigenvalues: Tensor | None = None,  # (d,), decreasing, before the exponent
-    ) -> None:
-        super().__init__()
-        shapes = tuple(mean.shape), tuple(projection.shape)
-        if mean.ndim != 1 or projection.ndim != 2 or projection.shape[1] != len(mean):
-            raise WhiteningError(f"A whitening needs mean (D,) and projection (d, D), not {shapes[0]} and {shapes[1]}.")
-        if eigenvalues is not None and eigenvalues.shape != (len(projection),):
-            raise WhiteningError(f"A whitening to {len(projection)} needs as many eigenvalues, not {len(eigenvalues)}.")
-        self.meta = dict(meta or {})
-        self.register_buffer("mean", mean)
-        self.projection = nn.Parameter(projection, requires_grad=False)
-        self.register_buffer("eigenvalues", eigenvalues)
-
-    @property
-    def dim(self) -> int:
-        return self.projection.shape[0]
-
-    @property
-    def input_dim(self) -> int:
-        return self.projection.shape[1]
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        return whiten(vectors, self.mean, self.projection)
-
-    def truncate(self, dim: int) -> Whitening:
-        """The whitening to fewer dimensions, equal to a fit at that size."""
-        if not 1 <= dim <= self.dim:
-            raise WhiteningError(f"This whitening gives 1 to {self.dim} dimensions, not {dim}; fit one with more.")
-        values = None if self.eigenvalues is None else self.eigenvalues[:dim]
-        return Whitening(self.mean, self.projection[:dim].detach(), self.meta, values)
-
-    def extra_repr(self) -> str:
-        return f"{self.input_dim} -> {self.dim}"
-
-
-def whiten(vectors: Tensor, mean: Tensor, projection: Tensor) -> Tensor:
-    """(..., D) -> (..., d), unit length, in float32 or better. A zero vector has no direction and stays zero."""
-    if vectors.shape[-1] != projection.shape[1]:
-        raise WhiteningError(
-            f"Vectors of {vectors.shape[-1]} dimensions, but this whitening takes {projection.shape[1]}: "
-            "it belongs to another recipe; use that recipe, or fit a whitening for this one."
-        )
-    dtype = torch.promote_types(vectors.dtype, torch.float32)
-    mean, projection = (t.to(vectors.device, dtype) for t in (mean, projection))
-    x = _unit(vectors.to(dtype))  # (..., D)
-    empty = (x == 0).all(dim=-1, keepdim=True)
-    return _unit((x - mean) @ projection.T).masked_fill(empty, 0)  # (..., d)
-
-
-# --- fitting ---------------------------------------------------------------------------------------------------------
-
-
 def fit_pca(
-    vectors: Vectors,
-    dim: int,
-    *,
-    exponent: float = 0.5,
-    shrinkage: float = 0.0,
-    meta: Mapping[str, str] | None = None,
+    vectors: Vectors, dim: int, *, exponent: float = 0.5, shrinkage: float = 0.0, meta: Mapping[str, str] | None = None
 ) -> Whitening:
     """PCA whitening from (N, D) vectors, through the N x N or the D x D matrix, whichever is smaller.
 
@@ -324,7 +234,7 @@ def _assemble(
     return Whitening(mean.float(), projection.float().contiguous(), own | dict(meta or {}), values.float())
 
 
-# --- what goes in ----------------------------------------------------------------------------------------------------
+# What goes in
 
 
 def _shape(vectors: Vectors) -> tuple[int, int]:
@@ -341,14 +251,8 @@ def _chunks(vectors: Vectors) -> Iterator[Vectors]:
 def _unit_rows(vectors: Vectors) -> Tensor:
     """Unit rows in float64; an array may be read-only, or lie on disk."""
     if isinstance(vectors, Tensor):
-        return _unit(vectors.detach().double())
-    return _unit(torch.from_numpy(np.array(vectors, dtype=np.float64)))
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Divides by the largest component first, so that squares neither overflow nor vanish; length is scale-free."""
-    largest = x.detach().abs().amax(dim=-1, keepdim=True)
-    return F.normalize(x / torch.where(largest > 0, largest, 1), dim=-1)
+        return unit(vectors.detach().double())
+    return unit(torch.from_numpy(np.array(vectors, dtype=np.float64)))
 
 
 def _drop_zeros(x: Tensor) -> Tensor:
@@ -381,73 +285,3 @@ def _check_dim(dim: int, samples: int, columns: int, exponent: float, shrinkage:
             f"Whitening to {dim} dimensions needs at least {dim + 1} vectors (better several times as many), "
             f"and there are {samples}: add pictures, or whiten to at most {max(samples - 1, 0)}."
         )
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-def save(whitening: Whitening, path: str | Path, storage: Storage = "float32") -> None:
-    """Writes safetensors, atomically, with the projection in full, in half or in a quarter of the space."""
-    if storage not in STORAGE:
-        raise UnknownNameError("whitening storage", storage, STORAGE)
-    tensors = {"mean": whitening.mean, "eigenvalues": whitening.eigenvalues, **_pack(whitening.projection, storage)}
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None}
-    own = {"format": FORMAT, "storage": storage, "checksum": _checksum(plain)}
-    try:
-        write_whole(path, to_bytes(plain, metadata=whitening.meta | own))
-    except OSError as error:
-        raise WhiteningError(f"Cannot write whitening to {path} ({error}): check the folder and its space.") from error
-
-
-def load(path: str | Path) -> Whitening:
-    """Reads what `save` wrote, as float32 on the CPU. `meta["storage"]` says how exact the file was."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            meta: dict[str, str] = dict(file.metadata() or {})
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise WhiteningError(f"There is no whitening file {path}: fit one and save it there.") from error
-    except (OSError, SafetensorError) as error:
-        raise WhiteningError(f"{path} is not a readable whitening file ({error}): fetch or fit it again.") from error
-    version = meta.pop("format", "")
-    if not version.startswith(FORMAT.split("/")[0]) or not {"mean", "projection"} <= tensors.keys():
-        raise WhiteningError(f"{path} holds no whitening: give a file that a whitening was saved to.")
-    if version != FORMAT:
-        raise WhiteningError(f"{path} has format {version}, this cooc reads {FORMAT}: update cooc, or fit again.")
-    if meta.pop("checksum", "") != _checksum(tensors):
-        raise WhiteningError(f"{path} is damaged (its checksum does not match): fetch or fit it again.")
-    return Whitening(tensors["mean"], _unpack(tensors), meta, tensors.get("eigenvalues"))
-
-
-def _pack(projection: Tensor, storage: Storage) -> dict[str, Tensor]:
-    """Rows with a float32 scale each, since whitening scales span decades.
-
-    int8 rounding errors of a weak direction's row also meet the strong directions, where vectors have their energy, and
-    would drown what that row is for. So the errors along the first sixteenth of the rows are kept too, as float16.
-    """
-    if storage == "float32":
-        return {"projection": projection}
-    scale = projection.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(projection.dtype).tiny)
-    if storage == "float16":
-        return {"projection": (projection / scale).half(), "scale": scale}
-    scale = scale / 127
-    rows = (projection / scale).round()
-    strong = F.normalize(rows[: -(-projection.shape[1] // 16)], dim=1)  # (k, D)
-    correction = (projection / scale - rows) @ torch.linalg.pinv(strong)  # (d, k)
-    return {"projection": rows.to(torch.int8), "scale": scale, "correction": correction.half()}
-
-
-def _unpack(tensors: Mapping[str, Tensor]) -> Tensor:
-    rows = tensors["projection"].float()
-    if "correction" in tensors:
-        correction = tensors["correction"].float()
-        rows = rows + correction @ F.normalize(rows[: correction.shape[1]], dim=1)
-    return rows * tensors["scale"] if "scale" in tensors else rows
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
-        digest.update(tensors[name].numpy().tobytes())
-    return digest.hexdigest()
