@@ -158,11 +158,12 @@ class DescriptorConfig:
 
     def _digest(self, *without: str) -> str:
         values = {key: value for key, value in self.as_dict().items() if key not in without}
-        if not self.tuning:  # hashes are older than tunings
-            del values["tuning"]
-        for name, find in (("filter", lambda: find_filter(self.filter)), ("tuning", lambda: find_tuning(self))):
-            if getattr(self, name):  # what counts is what is in the file, not where it lies
-                values[name] = hashlib.sha256(find().read_bytes()).hexdigest()
+        if self.filter:  # what counts is what is in the file, not where it lies
+            values["filter"] = hashlib.sha256(find_filter(self.filter).read_bytes()).hexdigest()
+        if self.tuning:
+            values["tuning"] = hashlib.sha256(find_tuning(self).read_bytes()).hexdigest()
+        else:
+            del values["tuning"]  # hashes are older than tunings
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
