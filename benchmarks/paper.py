@@ -4,7 +4,8 @@ Forcen, Pagola, Barrenechea, Bustince, "Co-occurrence of deep convolutional feat
 Tables 1 to 6 are those of mAP in their order; the table of times between 5 and 6 is `PERFORMANCE`.
 
 A line reads: method | size of the vector | recipes, the first that has a result counts | mAP, "-" where the paper has
-none (a line of "-" alone is a further row of our own). No recipe ("-") means that the method is another paper's and not part of cooc.
+none (a line of "-" alone is a further row of our own). No recipe ("-") means that the method is another paper's and
+not part of cooc.
 
 `REFERENCE` holds values that were measured once with another implementation, on the same pictures and with both sets of
 VGG16 weights: what this one must come within about a point of. (The paper fits its whitening on Paris; these are fitted
