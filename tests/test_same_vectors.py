@@ -42,12 +42,13 @@ BOX = (40.0, 20.0, 250.0, 220.0)  # a part of the first eight
 PICTURES = [(name, None) for name in PHOTOGRAPHS] + [(name, BOX) for name in PHOTOGRAPHS[:8]]
 UNWHITENED = ("paper-bilinear-topdown-1024", "paper-bilinear-topdown-2048", "paper-bilinear-topdown-4096",
               "shih-bilinear-topdown", "shih-bilinear-topdown-4096",
-              "paper-bilinear-aa-ms", "paper-bilinear-ms", "learned-ms")  # no whitening ships for them  # fmt: skip
+              "paper-bilinear-aa-ms", "paper-bilinear-ms",  # no whitening ships for these
+              "learned-ms", "learned-deep-ms")  # fmt: skip
 
 
 @functools.cache
-def backbone(name: str, layer: str) -> Activations:
-    config = find_recipe("paper-linear").config.replace(backbone=name, layer=layer, dtype="float64")
+def backbone(name: str, layer: str, tuning: str) -> Activations:
+    config = find_recipe("paper-linear").config.replace(backbone=name, layer=layer, tuning=tuning, dtype="float64")
     network = load_backbone(config, torch.device("cpu"))
     known: dict[bytes, torch.Tensor] = {}
     forward = network.forward
@@ -67,7 +68,7 @@ def projections(recipe: str) -> tuple[NDArray[np.float32], int]:
     """(20, 32), and the dimensions that they are of."""
     config = find_recipe(recipe).config
     config = config.replace(size=SIZE, dtype="float64", **({"whitening": "", "dim": 0} if recipe in UNWHITENED else {}))
-    describe = Descriptor(config, device="cpu", backbone=backbone(config.backbone, config.layer))
+    describe = Descriptor(config, device="cpu", backbone=backbone(config.backbone, config.layer, config.tuning))
     folder = Path(str(resources.files("skimage"))) / "data"
     vectors = describe([folder / name for name, _ in PICTURES], [box for _, box in PICTURES]).numpy()
     rng = np.random.default_rng(0)

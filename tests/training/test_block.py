@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from cooc.activations import build_backbone
@@ -132,11 +133,11 @@ def test_a_tuned_run_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_crops_are_asked_for_and_not_searched_in(tmp_path: Path) -> None:
-    paths = write_photos(tmp_path, 6)
-    photos = Photos("p", [Item(i, path) for i, path in enumerate(paths)], np.arange(6) // 2, {}, np.zeros(6, bool))
-    photos = Photos(
-        "p", photos.items, photos.clusters, {i: np.array([i ^ 1]) for i in range(6)}, np.array([0, 0, 0, 0, 1, 1], bool)
-    )
+    paths = [tmp_path / f"{i}.png" for i in range(6)]
+    for path in paths:
+        Image.new("RGB", (200, 120)).save(path)
+    items, matches = [Item(i, path) for i, path in enumerate(paths)], {i: np.array([i ^ 1]) for i in range(6)}
+    photos = Photos("p", items, np.arange(6) // 2, matches, np.arange(6) >= 4)
     whole = add_distractors(add_crops(photos, 0), [tmp_path / "other.jpg"])
     assert len(whole) == 13
     assert whole.crops.tolist() == [False] * 6 + [True] * 6 + [False]
@@ -148,5 +149,8 @@ def test_crops_are_asked_for_and_not_searched_in(tmp_path: Path) -> None:
     assert list(truth[2].junk) == [4]  # the photo that it is a part of
     for row in range(6, 12):
         x0, y0, x1, y1 = whole.items[row].box or (0, 0, 0, 0)
-        assert 0 <= x0 < x1
-        assert 0 <= y0 < y1
+        assert 0 <= x0 < x1 <= 200
+        assert 0 <= y0 < y1 <= 120
+        assert (x1 - x0) % 32 == (y1 - y0) % 32 == 0  # few shapes, which a GPU can batch
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    assert len(add_crops(Photos("p", [Item(0, tmp_path / "bad.png")], np.zeros(1, int), None, np.zeros(1, bool)))) == 1
