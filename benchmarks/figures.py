@@ -325,8 +325,8 @@ def growth(inputs: Inputs) -> Figure:
 
 # quality -> the result file of what it finds; the first score of it that is there
 FOUND = {
-    "fast": "verified/{}--resnet-gem+size=384",
-    "balanced": "verified/{}--resnet-gem",
+    "fast": "verified/{}--resnet-tuned+size=384",
+    "balanced": "verified/{}--resnet-tuned",
     "best": "verified/{}--paper-linear-topdown",
 }
 

@@ -40,8 +40,8 @@ class Quality:
 
 
 QUALITIES = {
-    "fast": Quality("resnet-gem+size=384", "", "what looks alike; nothing is proven"),
-    "balanced": Quality("resnet-gem", DEFAULT_FEATURES, "what geometry proves comes first"),
+    "fast": Quality("resnet-tuned+size=384", "", "what looks alike; nothing is proven"),
+    "balanced": Quality("resnet-tuned", DEFAULT_FEATURES, "what geometry proves comes first"),
     "best": Quality("paper-linear-topdown", "sift+xfeat", "the same, and more of it is found; for a GPU, or a night"),
 }
 DEFAULT_QUALITY = "balanced"
