@@ -22,7 +22,7 @@ from benchmarks.commands.scale import bench_scale
 from benchmarks.commands.serve import bench_serve
 from benchmarks.commands.speed import speed
 from benchmarks.commands.store import bench_store
-from benchmarks.commands.verify import verify_flat, verify_probability, verify_speed
+from benchmarks.commands.verify import bench_kinds, verify_flat, verify_probability, verify_speed
 from benchmarks.commands.words import fit_words
 from cooc.cli import run
 
@@ -52,6 +52,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify-probability": verify_probability,
     "verify-flat": verify_flat,
     "verify-speed": verify_speed,
+    "kinds": bench_kinds,
     "fit-words": fit_words,
     "tables": tables,
     "figures": figures,

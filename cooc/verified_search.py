@@ -123,7 +123,7 @@ def in_turn(lists: Iterable[Sequence[Id]]) -> list[Id]:
 
 def _by_words(store: Store, words: Inverted, asked: Sequence[Features], options: Options) -> list[list[str]]:
     """For each picture that was asked for: which share most words with it, of those that count."""
-    found = [words.search(signature, TOP) for signature in signatures(asked)]
+    found = [words.search(signature, THOROUGH // 2) for signature in signatures(asked)]
     if options.where is None:
         return found
     names = list(dict.fromkeys(itertools.chain.from_iterable(found)))

@@ -143,7 +143,7 @@ class Agreements:
             found = (one for block in blocks for one in signatures([unpack(code) for code in block]))
             self._words = Inverted.of((number.to_bytes(16), one) for number, one in enumerate(found))
         (asked,) = signatures([self._asked(ENGINE, query)])
-        return [int(name, 16) for name in self._words.search(asked, TOP)]
+        return [int(name, 16) for name in self._words.search(asked, THOROUGH // 2)]
 
     def _known(self, engine: str, query: int, pictures: list[int]) -> list[Agreement]:
         known = self.known.setdefault((engine, query), {})
