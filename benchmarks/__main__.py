@@ -10,6 +10,7 @@ from benchmarks.commands.calibrate import calibrate
 from benchmarks.commands.cost import (
     bench_compact,
     bench_duplicates,
+    bench_engine_map,
     bench_engines,
     bench_features,
     bench_growth,
@@ -37,6 +38,7 @@ app = typer.Typer(
 COMMANDS: dict[str, Callable[..., None]] = {
     "speed": speed,
     "engines": bench_engines,
+    "engine-map": bench_engine_map,
     "index": bench_index,
     "search": bench_search,
     "store": bench_store,

@@ -1,4 +1,4 @@
-"""What an index costs: `engines`, `compact`, `growth`, `features`, `startup`, `duplicates`, `qualities`."""
+"""What an index costs: `engines`, `engine-map`, `compact`, `growth`, `features`, `startup`, `duplicates`, `qualities`."""
 
 from __future__ import annotations
 
@@ -55,6 +55,29 @@ def bench_engines(
         numbers = ["-" if row[k] is None else f"{row[k]:.4g}" for k in ("ms", "times_faster", "error")]
         table.add_row(row["backbone"], pixels, row["engine"], *numbers, row["note"][:60])
     out.print(table)
+
+
+def bench_engine_map(
+    dataset: Annotated[str, typer.Argument(help="A known dataset, or a folder with ground_truth.json.")],
+    photos: Annotated[Path, typer.Option(help="A folder: 8 bits are calibrated on its first 50.")],
+    engines: Annotated[str, typer.Option(help="By commas.")] = (
+        "torch float32 channels-last,torch bfloat16 channels-last,ONNX Runtime int8,OpenVINO int8"
+    ),
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Whose vectors are compared.")] = options.DEFAULT,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """What mAP each engine costs: all pictures of a dataset go through it. Nothing is timed."""
+    from benchmarks.engines import lost_map
+    from cooc.datasets.retrieval import load_dataset
+    from cooc.pictures.folder import list_images
+    from cooc.provenance import provenance
+    from cooc.recipes import find_recipe
+
+    loaded, sample = load_dataset(dataset), list(itertools.islice(list_images(photos), 50))
+    found = lost_map(find_recipe(recipe), loaded, engines.split(","), sample)
+    about = {"benchmark": "engine-map", "dataset": loaded.name, "recipe": recipe, "mAP": found}
+    _write(about | provenance("cpu"), results / "engine-map-cpu.json")
+    out.print(found)
 
 
 def bench_compact(
