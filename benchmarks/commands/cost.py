@@ -63,7 +63,7 @@ def bench_engine_map(
     engines: Annotated[str, typer.Option(help="By commas.")] = (
         "torch float32 channels-last,torch bfloat16 channels-last,ONNX Runtime int8,OpenVINO int8"
     ),
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Whose vectors are compared.")] = options.DEFAULT,
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Whose vectors are compared.")] = "resnet-gem",
     results: ResultsOption = Path("results"),
 ) -> None:
     """What mAP each engine costs: all pictures of a dataset go through it. Nothing is timed."""

@@ -24,7 +24,7 @@ from benchmarks.verification import (
     probability,
     words_of,
 )
-from cooc.cli import options, out
+from cooc.cli import out
 from cooc.errors import InputError
 from cooc.files import write_whole
 from cooc.provenance import provenance
@@ -117,7 +117,7 @@ def verify_flat(
 def bench_kinds(
     root: Annotated[Path, typer.Argument(help="A folder of labelled folders, and of others that are searched, too.")],
     kinds: Annotated[str, typer.Option(help="The labelled ones, by commas.")],
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Of a new index.")] = options.DEFAULT,
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Of a new index.")] = "resnet-gem",
     everyday: Annotated[
         Path | None, typer.Option(metavar="PHOTOS", help="Make the kind `everyday` of these first, if it is not there.")
     ] = None,

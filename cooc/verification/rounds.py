@@ -125,7 +125,8 @@ def mutual_graph(vectors: Vectors, neighbours: int = NEIGHBOURS) -> Scores:
     cosines = (vectors @ vectors.T).astype(np.float64)
     np.fill_diagonal(cosines, -np.inf)
     near = np.zeros((count, count), bool)
-    order = np.argsort(-cosines, axis=1, kind="stable")[:, : min(neighbours, count - 1)]
+    most = min(neighbours, count - 1)
+    order = np.argpartition(-cosines, max(most - 1, 0), axis=1)[:, :most]
     np.put_along_axis(near, order, True, axis=1)
     weights = np.where(near & near.T, np.maximum(cosines, 0) ** GAMMA, 0)
     degree = weights.sum(1)
