@@ -128,9 +128,7 @@ class Agreements:
         self.known: dict[tuple[str, int, bool], dict[int, Agreement]] = {}  # engine, query, screened -> by picture
         self._words: Inverted | None = None
 
-    def look(
-        self, engines: Sequence[str], query: int, pictures: Indices, *, screened: bool = False
-    ) -> list[Agreement]:
+    def look(self, engines: Sequence[str], query: int, pictures: Indices, *, screened: bool = False) -> list[Agreement]:
         """The strongest by any of the engines, for each picture; `screened` as a search does that is not thorough."""
         found = [self._known(engine, query, pictures.tolist(), screened) for engine in engines]
         return [max(of_one, key=lambda agreement: agreement.strength) for of_one in zip(*found, strict=True)]

@@ -1,8 +1,8 @@
 """Which of many pictures are worth a full comparison with a query: most share nothing with it.
 
 A full comparison looks at all pairs of features, three million of them. Here a feature of a picture is compared only
-with those of the query that lie near the same coarse centre of the vocabulary (`words.py`): a twentieth of the pairs, of
-all pictures at once. What agrees in geometry even so is compared in full, and only that comparison counts.
+with those of the query that lie near the same coarse centre of the vocabulary (`words.py`): a twentieth of the pairs.
+What agrees in geometry even so is compared in full, and only that comparison counts.
 """
 
 from __future__ import annotations
