@@ -63,7 +63,7 @@ def measure_startup(folder: Path, recipe: str, pictures: int, rounds: int, fille
             search.index([photos])
             _fill(search, filled)
             features, count = search.meta.features, len(search.store)
-        command = [sys.executable, "-c", STEPS, index, *queries[: rounds + 1]]
+        command = [sys.executable, "-c", STEPS, str(index), *map(str, queries[: rounds + 1])]
         steps, within = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         settings = os.environ | {"COOC_INDEX": str(index), "XDG_RUNTIME_DIR": place}
         cold = [_search(query, settings | {"COOC_WARM": "0"}) for query in queries[:rounds]]

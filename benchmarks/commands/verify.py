@@ -1,4 +1,4 @@
-"""`python -m benchmarks` verify-probability, verify-flat, verify-speed, kinds: what geometry proves, finds and costs."""
+"""`python -m benchmarks` verify-probability, verify-flat, verify-speed, kinds: what geometry proves and costs."""
 
 from __future__ import annotations
 
