@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from cooc.image_search import ImageSearch, Match
+from cooc.image_search import ImageSearch, Match, Results
 from cooc.pictures.folder import list_images
 from cooc.provenance import provenance
 
@@ -35,22 +35,25 @@ def measure_kinds(root: Path, kinds: Sequence[str], recipe: str) -> dict[str, An
 
 
 def _searched(search: ImageSearch, folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
-    def first(query: dict[str, Any], **how: Any) -> Match:
-        junk = {f"{folder.parent.name}/jpg/{name}" for name in [*query.get("junk", []), query["image"]]}
-        found = search.search(folder / query["image"], k=20, **how).matches
-        return next(match for match in found if match.path not in junk)
+    def paths(names: Sequence[str]) -> set[str]:
+        return {f"{folder.parent.name}/jpg/{name}" for name in names}
 
-    def right(query: dict[str, Any], match: Match) -> bool:
-        return match.path in {f"{folder.parent.name}/jpg/{name}" for name in query["positives"]}
+    def first(query: dict[str, Any], found: Results) -> Match:
+        return next(match for match in found.matches if match.path not in paths(query["junk"]))
 
-    by_vector = [right(query, first(query, verify=False)) for query in truth["queries"]]
-    verified = [(query, first(query)) for query in truth["queries"]]
-    absent = [first(query).verified for query in truth.get("absent", [])]
+    by_vector, right, proven = [], [], []
+    for query in truth["queries"]:
+        found = search.search(folder / query["image"])
+        best, near = first(query, found), first(query, search.search_vector(found.query_vector))
+        by_vector.append(near.path in paths(query["positives"]))
+        right.append(best.path in paths(query["positives"]))
+        proven.append(right[-1] and best.verified)
+    absent = [first(query, search.search(folder / query["image"])).verified for query in truth.get("absent", [])]
     return {
-        "queries": len(verified),
+        "queries": len(right),
         "recall at 1 by vector": round(float(np.mean(by_vector)), 3),
-        "recall at 1": round(float(np.mean([right(*one) for one in verified])), 3),
-        "first and proven": round(float(np.mean([right(*one) and one[1].verified for one in verified])), 3),
+        "recall at 1": round(float(np.mean(right)), 3),
+        "first and proven": round(float(np.mean(proven)), 3),
         "absent": len(absent),
         "wrongly proven": round(float(np.mean(absent)), 3) if absent else None,
     }

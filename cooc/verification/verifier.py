@@ -28,6 +28,7 @@ from cooc.verification.screening import Sought, rough_matches, sought
 from cooc.verification.words import ENGINE
 
 AT_ONCE = 15  # pictures that one thread screens together
+MANY = 1 << 18  # pairs of features, below which a full comparison is quick, and a first look would miss too much
 
 
 def verify(
@@ -54,11 +55,11 @@ def verify(
         for part in query:
             own = [(n, other) for n, sets in enumerate(pictures) for other in sets if other.engine == part.engine]
             if device is None and screened and part.engine == ENGINE:
-                lookup = sought(part)
-                for some in (own[start : start + AT_ONCE] for start in range(0, len(own), AT_ONCE)):
+                lookup, many = sought(part), [(n, other) for n, other in own if len(part) * len(other) >= MANY]
+                for some in (many[start : start + AT_ONCE] for start in range(0, len(many), AT_ONCE)):
                     numbers, others = [n for n, _ in some], [other for _, other in some]
                     looks.append((numbers, pool.submit(_screened, part, lookup, others)))
-                continue
+                own = [(n, other) for n, other in own if len(part) * len(other) < MANY]
             if device is None:
                 jobs += [(number, pool.submit(_agreement, part, other)) for number, other in own]
                 continue

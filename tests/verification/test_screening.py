@@ -21,7 +21,7 @@ def query() -> LocalFeatures:
 
 @pytest.fixture(scope="module")
 def pictures(query: LocalFeatures) -> list[LocalFeatures]:
-    found = [extract("sift", photo(name), limit=200)[0] for name in ("cat", "astronaut", "rocket")]
+    found = [extract("sift", photo(name), limit=400)[0] for name in ("cat", "astronaut", "rocket")]
     return [*found, found[0].take(slice(0))]
 
 
@@ -54,6 +54,14 @@ def test_what_passes_agrees_as_it_does_in_full(query: LocalFeatures, pictures: l
     assert [a.inliers for a in screened] == [a.inliers for a in full]
     assert [a.inliers > 0 for a in screened[:4]] == [False, True, False, False]
     np.testing.assert_array_equal(full[1].transform, screened[1].transform)
+
+
+def test_of_few_features_none_is_missed(query: LocalFeatures, pictures: list[LocalFeatures]) -> None:
+    """Where a centre has one feature of the query, there is no second nearest to tell by."""
+    few = pictures[1].take(slice(9))
+    assert len(rough_matches(sought(few), [few])[0].query) < 9
+    full, screened = (verify([few], [[few]], screened=way)[0] for way in (False, True))
+    assert screened.inliers == full.inliers > 0
 
 
 def test_a_query_without_features_agrees_with_nothing(query: LocalFeatures, pictures: list[LocalFeatures]) -> None:
