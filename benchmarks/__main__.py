@@ -10,6 +10,7 @@ from benchmarks.commands.calibrate import calibrate
 from benchmarks.commands.cost import (
     bench_compact,
     bench_duplicates,
+    bench_engine_map,
     bench_engines,
     bench_features,
     bench_growth,
@@ -22,7 +23,7 @@ from benchmarks.commands.scale import bench_scale
 from benchmarks.commands.serve import bench_serve
 from benchmarks.commands.speed import speed
 from benchmarks.commands.store import bench_store
-from benchmarks.commands.verify import verify_flat, verify_probability, verify_speed
+from benchmarks.commands.verify import bench_kinds, verify_flat, verify_probability, verify_speed
 from benchmarks.commands.words import fit_words
 from cooc.cli import run
 
@@ -37,6 +38,7 @@ app = typer.Typer(
 COMMANDS: dict[str, Callable[..., None]] = {
     "speed": speed,
     "engines": bench_engines,
+    "engine-map": bench_engine_map,
     "index": bench_index,
     "search": bench_search,
     "store": bench_store,
@@ -52,6 +54,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify-probability": verify_probability,
     "verify-flat": verify_flat,
     "verify-speed": verify_speed,
+    "kinds": bench_kinds,
     "fit-words": fit_words,
     "tables": tables,
     "figures": figures,

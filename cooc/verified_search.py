@@ -62,7 +62,8 @@ def find_verified(
     agreements: dict[int, tuple[Agreement, int]] = {}
 
     def look(numbers: Numbers) -> list[Agreement]:
-        found = verify_pictures(store, asked, [seen.names[n] for n in numbers.tolist()], device)
+        names = [seen.names[n] for n in numbers.tolist()]
+        found = verify_pictures(store, asked, names, device, screened=not options.thorough)
         agreements.update(zip(numbers.tolist(), found, strict=True))
         return [agreement for agreement, _ in found]
 
@@ -123,7 +124,7 @@ def in_turn(lists: Iterable[Sequence[Id]]) -> list[Id]:
 
 def _by_words(store: Store, words: Inverted, asked: Sequence[Features], options: Options) -> list[list[str]]:
     """For each picture that was asked for: which share most words with it, of those that count."""
-    found = [words.search(signature, TOP) for signature in signatures(asked)]
+    found = [words.search(signature, THOROUGH // 2) for signature in signatures(asked)]
     if options.where is None:
         return found
     names = list(dict.fromkeys(itertools.chain.from_iterable(found)))
@@ -133,12 +134,12 @@ def _by_words(store: Store, words: Inverted, asked: Sequence[Features], options:
 
 
 def verify_pictures(
-    store: Store, asked: Sequence[Features], ids: Sequence[str], device: str | None = None
+    store: Store, asked: Sequence[Features], ids: Sequence[str], device: str | None = None, *, screened: bool = False
 ) -> list[tuple[Agreement, int]]:
     """For each picture of the index its strongest agreement, and with which of the pictures that were asked for."""
     codes = store.features(ids)
     pictures = [unpack(code) if code is not None else () for code in codes]
-    found = [verify(features, pictures, device=device) for features in asked]
+    found = [verify(features, pictures, device=device, screened=screened) for features in asked]
     best = [max(range(len(asked)), key=lambda which: found[which][n].strength) for n in range(len(ids))]
     return [(found[which][n], which) for n, which in enumerate(best)]
 

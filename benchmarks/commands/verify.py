@@ -1,4 +1,4 @@
-"""`python -m benchmarks verify-probability`, `verify-flat`, `verify-speed`: what geometry proves, finds and costs."""
+"""`python -m benchmarks` verify-probability, verify-flat, verify-speed, kinds: what geometry proves and costs."""
 
 from __future__ import annotations
 
@@ -112,6 +112,26 @@ def verify_flat(
         out.print(kind, rows[kind], markup=False)
     found = {"engine": engine, "recipe": recipe, "kinds": rows}
     _write(found | provenance("cpu"), results / "verification-flat.json")
+
+
+def bench_kinds(
+    root: Annotated[Path, typer.Argument(help="A folder of labelled folders, and of others that are searched, too.")],
+    kinds: Annotated[str, typer.Option(help="The labelled ones, by commas.")],
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Of a new index.")] = "resnet-gem",
+    everyday: Annotated[
+        Path | None, typer.Option(metavar="PHOTOS", help="Make the kind `everyday` of these first, if it is not there.")
+    ] = None,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Recall at 1 of real searches, with and without verification, in one index of all kinds."""
+    from benchmarks.kinds import make_seen_again, measure_kinds
+
+    if everyday is not None and not (root / "everyday").exists():
+        make_seen_again(everyday, root / "everyday", 100)
+    found = measure_kinds(root, kinds.split(","), recipe)
+    _write(found, results / "kinds-cpu.json")
+    for kind, row in found["kinds"].items():
+        out.print(kind, row, markup=False)
 
 
 def verify_speed(

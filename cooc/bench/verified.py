@@ -116,12 +116,12 @@ class Agreements:
     def __init__(self, device: str | None = None) -> None:
         self.device = device
         self.codes: dict[str, tuple[list[bytes], list[bytes]]] = {}  # engine -> of the database, of the queries
-        self.known: dict[tuple[str, int], dict[int, Agreement]] = {}  # engine and query -> picture -> agreement
+        self.known: dict[tuple[str, int, bool], dict[int, Agreement]] = {}  # engine, query, screened -> by picture
         self._words: Inverted | None = None
 
-    def look(self, engines: Sequence[str], query: int, pictures: Indices) -> list[Agreement]:
-        """The strongest by any of the engines, for each picture."""
-        found = [self._known(engine, query, pictures.tolist()) for engine in engines]
+    def look(self, engines: Sequence[str], query: int, pictures: Indices, *, screened: bool = False) -> list[Agreement]:
+        """The strongest by any of the engines, for each picture; `screened` as a search does that is not thorough."""
+        found = [self._known(engine, query, pictures.tolist(), screened) for engine in engines]
         return [max(of_one, key=lambda agreement: agreement.strength) for of_one in zip(*found, strict=True)]
 
     def by_words(self, query: int) -> list[int]:
@@ -134,13 +134,14 @@ class Agreements:
             found = (one for block in blocks for one in signatures([unpack(code) for code in block]))
             self._words = Inverted.of((number.to_bytes(16), one) for number, one in enumerate(found))
         (asked,) = signatures([self._asked(ENGINE, query)])
-        return [int(name, 16) for name in self._words.search(asked, TOP)]
+        return [int(name, 16) for name in self._words.search(asked, THOROUGH // 2)]
 
-    def _known(self, engine: str, query: int, pictures: list[int]) -> list[Agreement]:
-        known = self.known.setdefault((engine, query), {})
+    def _known(self, engine: str, query: int, pictures: list[int], screened: bool) -> list[Agreement]:
+        known = self.known.setdefault((engine, query, screened), {})
         new = [number for number in pictures if number not in known]
         features = [unpack(self.codes[engine][0][number]) for number in new]
-        known.update(zip(new, verify(self._asked(engine, query), features, device=self.device), strict=True))
+        found = verify(self._asked(engine, query), features, device=self.device, screened=screened)
+        known.update(zip(new, found, strict=True))
         return [known[number] for number in pictures]
 
     def _asked(self, engine: str, query: int) -> Features:
@@ -162,7 +163,7 @@ def verified_rankings(
     stages: dict[str, list[Indices]] = {stage: [] for stage in STAGES}
     for query, (row, scores) in enumerate(zip(order, cosines, strict=True)):
         mine = -1 if own is None else int(own[query])
-        look = functools.partial(agreements.look, engines, query)
+        look = functools.partial(agreements.look, engines, query, screened=True)
         scores, row = scores[row != mine], row[row != mine]
 
         def nearest(vectors: Vectors, k: int, mine: int = mine) -> Indices:
@@ -188,7 +189,7 @@ def verified_rankings(
                 first,
                 similar[first],
                 vectors=lambda numbers: database[numbers],
-                verify=look,
+                verify=functools.partial(agreements.look, engines, query) if stage == "thorough" else look,
                 nearest=nearest,
                 onward=onward if stage == "thorough" else None,
                 top=max(top, THOROUGH) if stage == "thorough" else top,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SAID = 10  # files that are named at the end of a run; `cooc status --bad` names all that are bad
 EVENT_SECONDS = 1.0  # between two lines of --json
+TRIM_SECONDS = 5.0  # after which memory that is free goes back to the system: it would be 200 MB more after 60 photos
 
 
 @contextmanager
@@ -66,12 +67,17 @@ def _rate(report: Report) -> str:
 @contextmanager
 def running(search: ImageSearch, quiet: bool, as_json: bool) -> Iterator[Any]:
     """What to call with a report as it grows. Should this machine fail, what was done before is said, too."""
+    from cooc.pictures.malloc import trim
+
     latest: list[Report] = []
+    tidied = now_and_then(TRIM_SECONDS, trim)
     try:
         with _progress(quiet, as_json) as show:
 
             def watch(report: Report) -> None:
                 latest[:] = [report]
+                if not search.config.depthwise:  # such a network is faster with what it has freed: see there
+                    tidied()
                 show(report)
 
             yield watch

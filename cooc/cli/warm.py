@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import hashlib
 import json
 import os
@@ -176,8 +177,8 @@ def stay(listening: str, minutes: str, place: str) -> None:
     global _stays
     _stays = True
     from cooc.cli import showing  # noqa: F401 (what a search needs is loaded before it is asked for)
-    from cooc.image_search import ImageSearch  # noqa: F401
 
+    _image_search()
     os.chdir("/")
     with socket.socket(fileno=int(listening)) as listener:
         listener.settimeout(60 * float(minutes))
@@ -252,14 +253,24 @@ def _run(request: dict[str, Any], files: list[int]) -> int:
 def opened(index: str, device: str) -> Iterator[ImageSearch]:
     """An index to search in; in a process that stays, with the network of the last search, if it is the right one."""
     from cooc.errors import StoreMismatchError
-    from cooc.image_search import ImageSearch
 
+    opening = _image_search().open
     try:
-        search = ImageSearch.open(index, device=device, descriptor=_loaded.get(device))
+        search = opening(index, device=device, descriptor=_loaded.get(device))
     except StoreMismatchError:
-        search = ImageSearch.open(index, device=device)
+        search = opening(index, device=device)
     with search:
         if _stays:
             _loaded.clear()
             _loaded[device] = search.descriptor
         yield search
+
+
+def _image_search() -> type[ImageSearch]:
+    """Imported without a look for garbage meanwhile: modules are none, and it takes a tenth of a second."""
+    gc.disable()
+    try:
+        from cooc.image_search import ImageSearch
+    finally:
+        gc.enable()
+    return ImageSearch

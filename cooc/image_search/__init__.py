@@ -15,6 +15,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -42,7 +43,7 @@ from cooc.index.shortlist import (
 )
 from cooc.index.store import Vectors
 from cooc.pictures.boxes import Box, check_box
-from cooc.pictures.decode import image_info, is_picture, load_view
+from cooc.pictures.decode import Decoded, image_info, is_picture, load_view
 from cooc.recipes import no_network
 from cooc.text import find as find_by_text
 from cooc.verification.agreement import Agreement
@@ -100,8 +101,8 @@ class ImageSearch(ChangingIndex):
         started = time.monotonic()
         options = Options(k, expand, rerank, augment, where, min_score, offset, thorough)
         images, boxes = _together(image, box)
-        asked = self._local(images, boxes) if self._verifies(verify, options) else []
-        return self._found(self._describe(images, boxes), options, asked, without, started)
+        query, asked = self._asked(images, boxes, self._verifies(verify, options))
+        return self._found(query, options, asked, without, started)
 
     def search_id(
         self, id: str, k: int = 20, *, box: Box | None = None, verify: bool | None = None, **ways: Unpack[Ways]
@@ -116,9 +117,7 @@ class ImageSearch(ChangingIndex):
             if self._verifies(verify, options):
                 asked = [unpack(code) for code in self.store.features([id]) if code is not None]
         else:
-            picture, part = self.file(id), check_box(box)
-            query = self._describe([picture], [part])
-            asked = self._local([picture], [part]) if self._verifies(verify, options) else []
+            query, asked = self._asked([self.file(id)], [check_box(box)], self._verifies(verify, options))
         return self._found(query, options, asked, id, started)
 
     def search_vector(self, vector: ArrayLike, k: int = 20, **ways: Unpack[Ways]) -> Results:
@@ -183,6 +182,16 @@ class ImageSearch(ChangingIndex):
                 f"The index {self.index_name} keeps no local features to verify by. Add them: cooc index --verify sift"
             )
         return bool(self.meta.features) if wanted is None else wanted
+
+    def _asked(self, images: list[Any], boxes: list[Box | None], verifies: bool) -> tuple[Vectors, list[Features]]:
+        """The vector of a query, and the local features of its pictures, made side by side."""
+        if not verifies:
+            return self._describe(images, boxes), []
+        if not all(isinstance(image, (str, bytes, os.PathLike, np.ndarray, Decoded)) for image in images):
+            return self._describe(images, boxes), self._local(images, boxes)  # a stream has one reader at a time
+        with ThreadPoolExecutor(1, "local") as pool:
+            local = pool.submit(self._local, images, boxes)
+            return self._describe(images, boxes), local.result()
 
     def _local(self, images: list[Any], boxes: list[Box | None]) -> list[Features]:
         """The local features of a query's pictures. Tensors have none: nobody knows how they were scaled."""

@@ -31,6 +31,11 @@ def give_back(held: Callable[[], int], most: int) -> bool:
     """Return what is free to the system, if more than `most` bytes are held. Is it enough? Pieces that are still in use
     may lie between the others."""
     if held() > most:
-        with suppress(AttributeError, OSError, TypeError):
-            ctypes.CDLL(None).malloc_trim(0)
+        trim()
     return held() <= most
+
+
+def trim() -> None:
+    """Return what is free to the system, from between the pieces that are in use, too."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

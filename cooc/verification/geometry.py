@@ -25,7 +25,7 @@ from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
 from cooc.verification.matching import Matches
 from cooc.verification.support import spread, support
-from cooc.verification.transforms import Matrix, Points, local_maps, moved
+from cooc.verification.transforms import Matrix, Points, local_maps, moved, project
 
 Indices = NDArray[np.int64]
 
@@ -111,12 +111,20 @@ def _sound(transform: Matrix) -> Matrix | None:
 
 
 def _inliers(here: LocalFeatures, there: LocalFeatures, transform: Matrix, near: float, engine: Engine) -> Indices:
-    """Matches that agree in place, size and direction; of several that share a point, one."""
-    place, scale, angle = moved(transform, here)
-    good = ((place - there.points) ** 2).sum(1) <= near**2
-    good &= np.abs(scale - np.log2(there.scales)) <= engine.octaves
-    good &= np.abs((angle - there.angles + 180) % 360 - 180) <= engine.turn
-    kept = np.flatnonzero(good)
+    """Matches that agree in place, size and direction; of several that share a point, one.
+
+    Most pairs of pictures are wrong ones, and have too few already by their places: the rest is looked at for others.
+    """
+    kept = np.flatnonzero(((project(transform, here.points) - there.points) ** 2).sum(1) <= near**2)
+    if len(kept) < FEWEST:
+        return kept
+    mine, other = here.take(kept), there.take(kept)
+    _, scale, angle = moved(transform, mine)
+    good = np.abs(scale - np.log2(other.scales)) <= engine.octaves
+    good &= np.abs((angle - other.angles + 180) % 360 - 180) <= engine.turn
+    kept = kept[good]
+    if len(kept) < FEWEST:
+        return kept
     for points in (here.points / max(here.size), there.points / max(there.size)):
         cell = np.round(points[kept] * 400).astype(np.int64)  # a feature with two directions is one point
         kept = kept[np.sort(np.unique(cell, axis=0, return_index=True)[1])]

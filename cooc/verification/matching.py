@@ -8,17 +8,18 @@ would give, up to rounding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
 from cooc.verification.coding import vectors
 from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
+
+if TYPE_CHECKING:  # imported where a GPU matches: on a CPU a search verifies while torch is still loading
+    import torch
+    from torch import Tensor
 
 Floats = NDArray[np.float32]
 
@@ -104,6 +105,8 @@ def match_on_device(
     similarity: float | None = None,
 ) -> list[Matches]:
     """`match` with each of many pictures, by torch on `device`."""
+    import torch
+
     ratio, similarity = _rule(query, ratio, similarity)
     longest = max((len(p) for p in pictures), default=0)
     if not len(query) or not longest:
@@ -117,12 +120,16 @@ def match_on_device(
 
 
 def _units(codes: Tensor) -> Tensor:
+    from torch.nn import functional as F
+
     return F.normalize(codes.float() - 127.5, dim=-1)
 
 
 def _match_batch(
     query: Tensor, pictures: Sequence[LocalFeatures], ratio: float | None, similarity: float | None
 ) -> list[Matches]:
+    import torch
+
     counts = [len(p) for p in pictures]
     padded = np.zeros((len(pictures), max(*counts, 2), query.shape[1]), np.uint8)
     for row, picture in zip(padded, pictures, strict=True):
