@@ -21,7 +21,8 @@ from cooc.pictures.folder import list_images
 from cooc.provenance import provenance
 
 
-def measure_kinds(root: Path, kinds: Sequence[str], recipe: str) -> dict[str, Any]:
+def measure_kinds(root: Path, kinds: Sequence[str], recipe: str, most: int) -> dict[str, Any]:
+    """`most`: queries of a kind that are asked, and as many that are absent."""
     truths = {kind: json.loads((root / kind / "ground_truth.json").read_text()) for kind in kinds}
     index = root / ".cooc"
     others = [folder for folder in sorted(root.iterdir()) if folder.is_dir() and folder.name not in {*kinds, ".cooc"}]
@@ -29,12 +30,12 @@ def measure_kinds(root: Path, kinds: Sequence[str], recipe: str) -> dict[str, An
         search.index(others)
         for kind, truth in truths.items():
             search.add([root / kind / "jpg" / name for name in truth["database"]])
-        rows = {kind: _searched(search, root / kind / "jpg", truth) for kind, truth in truths.items()}
+        rows = {kind: _searched(search, root / kind / "jpg", truth, most) for kind, truth in truths.items()}
         about = {"recipe": search.meta.recipe, "features": search.meta.features, "pictures": len(search.store)}
     return {"benchmark": "kinds", **about, "kinds": rows, **provenance("cpu")}
 
 
-def _searched(search: ImageSearch, folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
+def _searched(search: ImageSearch, folder: Path, truth: dict[str, Any], most: int) -> dict[str, Any]:
     def paths(names: Sequence[str]) -> set[str]:
         return {f"{folder.parent.name}/jpg/{name}" for name in names}
 
@@ -42,13 +43,14 @@ def _searched(search: ImageSearch, folder: Path, truth: dict[str, Any]) -> dict[
         return next(match for match in found.matches if match.path not in paths(query["junk"]))
 
     by_vector, right, proven = [], [], []
-    for query in truth["queries"]:
+    for query in truth["queries"][:most]:
         found = search.search(folder / query["image"])
         best, near = first(query, found), first(query, search.search_vector(found.query_vector))
         by_vector.append(near.path in paths(query["positives"]))
         right.append(best.path in paths(query["positives"]))
         proven.append(right[-1] and best.verified)
-    absent = [first(query, search.search(folder / query["image"])).verified for query in truth.get("absent", [])]
+    asked = truth.get("absent", [])[:most]
+    absent = [first(query, search.search(folder / query["image"])).verified for query in asked]
     return {
         "queries": len(right),
         "recall at 1 by vector": round(float(np.mean(by_vector)), 3),

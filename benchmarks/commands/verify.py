@@ -121,6 +121,7 @@ def bench_kinds(
     everyday: Annotated[
         Path | None, typer.Option(metavar="PHOTOS", help="Make the kind `everyday` of these first, if it is not there.")
     ] = None,
+    most: Annotated[int, typer.Option(min=1, help="Queries of a kind.")] = 100,
     results: ResultsOption = Path("results"),
 ) -> None:
     """Recall at 1 of real searches, with and without verification, in one index of all kinds."""
@@ -128,7 +129,7 @@ def bench_kinds(
 
     if everyday is not None and not (root / "everyday").exists():
         make_seen_again(everyday, root / "everyday", 100)
-    found = measure_kinds(root, kinds.split(","), recipe)
+    found = measure_kinds(root, kinds.split(","), recipe, most)
     _write(found, results / "kinds-cpu.json")
     for kind, row in found["kinds"].items():
         out.print(kind, row, markup=False)

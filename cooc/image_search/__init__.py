@@ -91,8 +91,8 @@ class ImageSearch(ChangingIndex):
         """The k pictures that show the same as a picture, as the part of it in a box, or as several pictures joined.
 
         `verify` checks the best results by geometry: what agrees with the query leads, the rest is merely similar. By
-        default it is done where the index keeps local features. `thorough` verifies twice as many, and then what agrees
-        with the best of those: it finds more views of the same thing, in some four times the time.
+        default it is done where the index keeps local features. `thorough` verifies three times as many, in full, and
+        then what agrees with the best of those: it finds more views of the same thing, in several times the time.
 
         `expand` (average, alpha) searches again with the query and its best results joined; `augment` compares with
         each result's own neighbours too; `rerank` (k-reciprocal, diffusion, superglobal) re-ranks the best results.

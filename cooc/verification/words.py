@@ -90,7 +90,7 @@ def signatures(pictures: Sequence[Sequence[LocalFeatures]]) -> list[Signature]:
 
 def similarity(bits: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Of the residuals of two pictures in one word each."""
-    return ALIKE[np.bitwise_count(bits ^ others)]
+    return np.asarray(ALIKE[np.bitwise_count(bits ^ others)], np.float64)
 
 
 def _nearest(rows: Floats, centres: Floats) -> NDArray[np.int64]:
