@@ -157,7 +157,7 @@ def build_backbone(
     if name in BACKBONES:
         fold_batch_norms(network)
     if tuning:
-        tune(network, tuning)
+        tune(network, tuning, partial=layer in backbone.blocks.values())
     return Activations(network.to(device, dtype), backbone, layer).to(device)
 
 

@@ -24,9 +24,12 @@ from cooc.files import replacing
 
 
 @torch.no_grad()
-def tune(network: nn.Module, change: Mapping[str, Tensor]) -> None:
-    """Add the change to the network's kernels and biases, in place."""
+def tune(network: nn.Module, change: Mapping[str, Tensor], *, partial: bool = False) -> None:
+    """Add the change to the network's kernels and biases, in place. `partial`: it may end before what was changed."""
+    there = dict(network.named_modules())
     for name in sorted({key.rpartition(".")[0] for key in change}):
+        if partial and name not in there:
+            continue
         try:
             convolution: Any = network.get_submodule(name)
             up, down, shift = (change[f"{name}.{part}"].float() for part in ("up", "down", "shift"))
@@ -35,6 +38,20 @@ def tune(network: nn.Module, change: Mapping[str, Tensor]) -> None:
             bias += shift.to(bias)
         except (AttributeError, KeyError, RuntimeError, TypeError) as error:
             raise InputError(f"This tuning is of another network or layer: {name} ({error}).") from error
+
+
+def both(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One change that is as much as the two together."""
+    found = dict(first)
+    for key, tensor in second.items():
+        part = key.rpartition(".")[2]
+        if key not in found:
+            found[key] = tensor
+        elif part == "shift":
+            found[key] = found[key].to(tensor) + tensor
+        else:
+            found[key] = torch.cat([found[key].to(tensor), tensor], dim=1 if part == "up" else 0)
+    return found
 
 
 def read_tuning(path: str | os.PathLike[str]) -> dict[str, Tensor]:

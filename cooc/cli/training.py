@@ -65,7 +65,7 @@ def train(
     epochs: Annotated[int, typer.Option(min=1)] = 8,
     patience: Annotated[int, typer.Option(min=1, help="Epochs without a better validation mAP.")] = 3,
     block_rank: Annotated[int, typer.Option(min=1, help="Rank of the change of a block's kernels.")] = 32,
-    block_lr: Annotated[float | None, typer.Option(help="Learning rate of a block (1e-3).")] = None,
+    block_lr: Annotated[float | None, typer.Option(help="Learning rate of a block (3e-4).")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Tuples in a step.")] = 24,
     at_once: Annotated[int, typer.Option(min=1, help="Tuples in memory at once; fewer need less of it.")] = 24,
     queries: Annotated[int, typer.Option(min=1, help="Tuples in an epoch.")] = 2000,

@@ -21,12 +21,12 @@ from cooc.datasets.photos import Photos
 from cooc.errors import UnknownNameError, WhiteningError
 from cooc.evaluation import bootstrap_interval
 from cooc.files import write_whole
-from cooc.recipes import ARTEFACT, DescriptorConfig, find_whitening
+from cooc.recipes import ARTEFACT, DescriptorConfig, find_tuning, find_whitening
 from cooc.training import filters
 from cooc.training.cache import ActivationCache
 from cooc.training.network import describe
 from cooc.training.train import Run, as_it_is, average_precisions, mean_ap
-from cooc.tuning import read_tuning, write_tuning
+from cooc.tuning import both, read_tuning, write_tuning
 from cooc.whitening import Whitening, adapt, fit_learned, fit_pca
 
 FEWEST = 10  # queries that can tell whether something is better
@@ -133,8 +133,9 @@ def finish(
             summary["filter"] = {"file": file.name, "form": written.form, **size}
         if net.block is not None:
             change = Path(made) / TUNING
-            write_tuning(change, net.block.change(), summary)
-            net.block.load_change(read_tuning(change))
+            net.block.load_change({name: tensor.half() for name, tensor in net.block.change().items()})  # as it is kept
+            before = read_tuning(find_tuning(config)) if config.tuning else {}
+            write_tuning(change, both(before, net.block.change()), summary)
             config = config.replace(tuning=str(change))
             summary["tuning"] = {"file": change.name, "bytes": change.stat().st_size}
         fitted = None

@@ -66,7 +66,7 @@ class Block(nn.Module):
         super().__init__()
         named: list[tuple[str, nn.Module]] = network.network.after(before)  # type: ignore[operator]
         self.end = nn.Sequential(*(module for _, module in named)).float()
-        self.channels, self.stride = network.channels, network.stride
+        self.channels = network.channels
         self.dtype = next(network.network.parameters()).dtype
         self.convolutions: dict[str, nn.Conv2d] = {}
         self._sizes: dict[tuple[int, ...], Tensor] = {}

@@ -42,7 +42,7 @@ from cooc.training.tuples import mine, tuples
 from cooc.whitening import Whitening, fit_pca
 
 RATES = {"learned": 8e-3, "factored": 1e-2}  # measured: docs/training.md
-BLOCK_RATE = 1e-3  # of a block's kernels
+BLOCK_RATE = 3e-4  # of a block's kernels
 EXPONENT_RATE = 1000  # times the filter's: an exponent is one number near 3,
 EXPONENT_STEP = 0.05  # and takes no longer step than this: the rates above would throw it about
 WHITENING_SAMPLE, WHITENING_DIM = 2000, 512  # of the whitening that validation uses

@@ -129,6 +129,16 @@ def test_a_tuned_run_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(tuned.describe(paths), describe(run.net, cache, range(8)), rtol=0, atol=1e-5)
     assert not torch.allclose(tuned.describe(paths), plain.describe(paths), atol=1e-3)
     assert tuned.fingerprint != plain.fingerprint
+    again = tuned.config.replace(layer="conv5_3")  # what was tuned is trained further: the two changes are one
+    cache, _, _ = build_cache(
+        photos.items, again.replace(layer="pool4"), device=torch.device("cpu"), keep="float32", workers=0
+    )
+    run = train(cache, photos, TrainConfig(again, train=("block5",), **small), folder=tmp_path / "again")  # type: ignore[arg-type]
+    finish(run, cache, photos, tmp_path / "again", recipe=again, whitening="none")
+    further = Descriptor.from_pretrained(tmp_path / "again", device="cpu", dtype="float32").describe(paths)
+    with torch.no_grad():
+        torch.testing.assert_close(further, describe(run.net, cache, range(8)), rtol=0, atol=1e-5)
+    assert not torch.allclose(further, tuned.describe(paths), atol=1e-3)
     assert len({tuned.config.hash, recipe.hash, tuned.config.space_hash, recipe.space_hash}) == 4
 
 
