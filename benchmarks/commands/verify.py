@@ -69,7 +69,11 @@ def verify_probability(
             rows[kind] |= {how: shares(counts[kind]) for how, counts in counted.items() if kind in counts}
             out.print(engine, kind, rows[kind]["search"], rows[kind].get("search by cosine", ""), markup=False)
         wanted = [kind for kind in together.split(",") if kind]
-        summed = {how: shares(_sum([counts[kind] for kind in wanted])) for how, counts in counted.items() if wanted}
+        summed = {
+            how: shares(_sum([counts[kind] for kind in wanted if kind in counts]))
+            for how, counts in counted.items()
+            if wanted
+        }
         out.print(engine, "together", summed, markup=False)
         found = {"parameters": whole, "kinds": rows, "together": {"kinds": wanted} | summed}
         report["engines"][engine] = found | provenance("cpu")
