@@ -10,27 +10,29 @@ from numpy.typing import NDArray
 
 from cooc.errors import InputError
 from cooc.verification.coding import Projection
-from cooc.verification.probability import SMALLEST, Calibration
+from cooc.verification.probability import LEAST, Calibration
 
 
 def fit_calibration(
-    inliers: Sequence[float] | NDArray[np.floating],
-    spread: Sequence[float] | NDArray[np.floating],
+    seen: Sequence[tuple[float, float, float]] | NDArray[np.floating],
     same: Sequence[bool] | NDArray[np.bool_],
     weights: Sequence[float] | NDArray[np.floating] | None = None,
     *,
     ridge: float = 1e-3,
 ) -> Calibration:
-    """Logistic regression (Newton's method) on pairs that agree in something; slopes are held at 0 or more."""
-    x = np.column_stack([np.ones(len(inliers)), np.log(inliers), np.log(np.maximum(spread, SMALLEST))])
+    """Logistic regression (Newton's method) on pairs that agree in something; slopes are held at 0 or more.
+
+    `seen` (N, 3) are inliers, evidence and inside of each.
+    """
+    x = np.column_stack([np.ones(len(seen)), np.log(np.maximum(seen, LEAST))])
     y = np.asarray(same, np.float64)
     if len(x) != len(y) or not 0 < y.sum() < len(y):
-        raise InputError("Probabilities are fitted on pairs of both kinds, with inliers and spread of each.")
+        raise InputError("Probabilities are fitted on pairs of both kinds, with what was seen of each.")
     w = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
     w = w / w.mean()
-    free = [0, 1, 2]
+    free = list(range(x.shape[1]))
     while True:
-        theta = np.zeros(3)
+        theta = np.zeros(x.shape[1])
         theta[free] = _newton(x[:, free], y, w, ridge)
         negative = [k for k in free[1:] if theta[k] < 0]
         if not negative:

@@ -196,13 +196,17 @@ def make(
     clutter: Path,
     *,
     things: int = 200,
+    queries: int = 0,
     absent: int = 200,
     series: int = 0,
     views: int = 1,
     size: int = 1024,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Write the set to `out`. `series` is the number of covers that share a look; 0: the pictures as they are."""
+    """Write the set to `out`. `series` is the number of covers that share a look; 0: the pictures as they are.
+
+    Of the first `queries` things there are views; 0: of all.
+    """
     arts, backgrounds = pictures(folder, f"{seed}/things"), pictures(clutter, f"{seed}/clutter")
     if len(arts) < things + absent or not backgrounds:
         sys.exit(
@@ -226,7 +230,7 @@ def make(
         name = f"{number:05d}.jpg"
         if there:
             truth["database"].append(save(name, thing))
-        for turn in range(views):
+        for turn in range(views if not there or not queries or number < queries else 0):
             rng = np.random.default_rng((seed, number, turn))
             back = read(backgrounds[int(rng.integers(len(backgrounds)))], size)
             if max(back.shape) < size:  # a small photo of a set: clutter may be soft, as it is behind a thing
@@ -250,7 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("pictures", type=Path, help="a folder of pictures: artwork, covers, photos")
     parser.add_argument("out", type=Path)
     parser.add_argument("--clutter", type=Path, required=True, help="a folder of photos to lie behind the prints")
-    for name, default in (("things", 200), ("absent", 200), ("series", 0), ("views", 1), ("size", 1024), ("seed", 0)):
+    numbers = {"things": 200, "queries": 0, "absent": 200, "series": 0, "views": 1, "size": 1024, "seed": 0}
+    for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = vars(parser.parse_args(arguments))
     truth = make(options.pop("pictures"), options.pop("out"), options.pop("clutter"), **options)

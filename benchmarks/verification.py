@@ -2,11 +2,12 @@
 
 A kind of pictures is a labelled folder, as `cooc bench` reads and `benchmarks/flat.py` writes: `jpg/`, and
 `ground_truth.json` with `database`, `queries` and, if it likes, `absent` (queries whose thing is not in the database).
-Every query is compared with every picture of its database, or with the `top` nearest where vectors are given.
+Where vectors are given, every query is searched for as an index does it: a shortlist by vector and words, verified in
+rounds. Where none are, it is compared with every picture.
 
     rows = measured(folder, "sift", cache)                     # one for each pair, kept in the cache
     calibration = fit([rows, more_rows])                       # each kind counts the same
-    alarms(rows, calibration)                                  # what a search would show
+    shares(alarms(rows, *by_geometry(calibration)))            # what a search would show
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from math import sqrt
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +30,19 @@ from PIL import Image
 from benchmarks.fitting import fit_calibration, reliability
 from cooc.files import write_whole
 from cooc.index.inverted import Inverted
+from cooc.reranking import rank
+from cooc.verification.agreement import Agreement, no_agreement
 from cooc.verification.engines import KEPT, LONGEST, QUERY, extract
 from cooc.verification.features import LocalFeatures
-from cooc.verification.probability import Calibration
+from cooc.verification.probability import PROVEN, Calibration
+from cooc.verification.rounds import LEAST, SHORTLIST, TOP, rounds
 from cooc.verification.verifier import verify
 from cooc.verification.words import ENGINE, Signature, signatures
+from cooc.verified_search import in_turn
 
 Vectors = Mapping[str, NDArray[np.float32]]  # name of a picture -> its vector
-SHOWN = 0.5  # probability from which a result is shown as found
+FITS = 6  # the hardest pairs no longer change after about three
+Said = tuple[Callable[["Row"], float], Callable[["Row"], Any]]  # how likely a row is, and what the first has most of
 
 
 @dataclass(frozen=True)
@@ -43,37 +53,77 @@ class Row:
     picture: str
     same: bool
     inliers: int
-    spread: float
+    evidence: float
+    inside: float
+    place: int = 0  # in the ranking, as long as nothing is proven
     cosine: float | None = None
+
+    @property
+    def seen(self) -> tuple[float, float, float]:
+        return self.inliers, self.evidence, self.inside
 
 
 # ---- measuring -----------------------------------------------------------------------------------------------------
 
 
-def measured(
-    folder: Path, engine: str, cache: Path, *, top: int | None = None, vectors: Vectors | None = None
-) -> list[Row]:
-    """All pairs of a kind, from the cache where they are there."""
+def measured(folder: Path, engine: str, cache: Path, vectors: Vectors | None = None) -> list[Row]:
+    """All pairs of a kind that a search looks at, from the cache where they are there."""
     file = cache / folder.name / f"pairs-{engine}.json"
     if not file.exists():
-        rows = [asdict(row) for row in _compare(folder, engine, cache, top, vectors)]
+        rows = [asdict(row) for row in _compare(folder, engine, cache, vectors)]
         write_whole(file, json.dumps(rows))
     return [Row(**row) for row in json.loads(file.read_text())]
 
 
-def _compare(folder: Path, engine: str, cache: Path, top: int | None, vectors: Vectors | None) -> Iterable[Row]:
+def _compare(folder: Path, engine: str, cache: Path, vectors: Vectors | None) -> Iterable[Row]:
     truth = json.loads((folder / "ground_truth.json").read_text())
     kept = {name: _features(folder, name, engine, cache, KEPT) for name in truth["database"]}
+    words = _inverted(kept.values()) if vectors and engine == ENGINE else None
     for query in [*truth["queries"], *truth.get("absent", [])]:
-        name = query["image"]
-        names = [n for n in truth["database"] if n != name and n not in query["junk"]]
-        cosines = {n: float(vectors[n] @ vectors[name]) for n in names} if vectors else {}
-        if top and cosines:
-            names = sorted(names, key=lambda n: -cosines[n])[:top]
-        found = verify([_features(folder, name, engine, cache, QUERY)], [[kept[n]] for n in names])
-        for other, agreement in zip(names, found, strict=True):
-            same = other in query["positives"]
-            yield Row(name, other, same, agreement.inliers, round(agreement.spread, 4), cosines.get(other))
+        name, same, out = query["image"], set(query["positives"]), {query["image"], *query["junk"]}
+        asked = _features(folder, name, engine, cache, QUERY)
+        others = {n: one for n, one in kept.items() if n not in out}
+        cosines = {n: float(vectors[n] @ vectors[name]) for n in others} if vectors else {}
+        if vectors is None:
+            found = dict(zip(others, verify([asked], [[one] for one in others.values()]), strict=True))
+            order = sorted(others, key=lambda n: -found[n].strength)
+        else:
+            ids = words.search(signatures([[asked]])[0], TOP + len(out)) if words else []
+            alike = [n for n in (truth["database"][int(one, 16)] for one in ids) if n in others][:TOP]
+            order, found = _searched(asked, others, cosines, alike, vectors)
+        nearest, true = max(cosines, key=cosines.__getitem__, default=order[0]), [n for n in order if n in same]
+        for other in dict.fromkeys([order[0], nearest, *true[:1], *found]):
+            one = found.get(other, no_agreement(asked))
+            seen = round(one.evidence, 3), round(one.inside, 4)
+            yield Row(name, other, other in same, one.inliers, *seen, order.index(other), cosines.get(other))
+
+
+def _searched(
+    asked: LocalFeatures,
+    others: Mapping[str, LocalFeatures],
+    cosines: Mapping[str, float],
+    by_words: Sequence[str],
+    vectors: Vectors,
+) -> tuple[list[str], dict[str, Agreement]]:
+    """All names, the best first, and what was verified: the rounds of `cooc.verified_search`."""
+    nearest = sorted(cosines, key=lambda n: -cosines[n])
+    place = {name: number for number, name in enumerate(nearest)}
+    rows = np.stack([vectors[name] for name in nearest])
+    first = [place[name] for name in in_turn([nearest[:SHORTLIST], by_words])]
+    ranking = rounds(
+        first,
+        [cosines[nearest[n]] for n in first],
+        vectors=lambda numbers: rows[numbers],
+        verify=lambda numbers: verify([asked], [[others[nearest[n]]] for n in numbers]),
+        nearest=lambda some, k: rank(some, rows, k)[0],
+    )
+    verified = any(agreement.strength >= LEAST for agreement in ranking.agreements.values())
+    led = [nearest[n] for n in ranking.ids] if verified else []
+    return list(dict.fromkeys([*led, *nearest])), {nearest[n]: one for n, one in ranking.agreements.items()}
+
+
+def _inverted(pictures: Iterable[LocalFeatures]) -> Inverted:
+    return Inverted.of((number.to_bytes(16), signatures([[one]])[0]) for number, one in enumerate(pictures))
 
 
 def _features(folder: Path, name: str, engine: str, cache: Path, limit: int) -> LocalFeatures:
@@ -98,31 +148,37 @@ def fit(kinds: Sequence[Sequence[Row]]) -> Calibration:
     """On each query's hardest pairs; a kind weighs the same whatever its number of queries.
 
     So the percentage is that of a search's best result, if the thing is there as often as it is not. All pairs together
-    would be fitted to the many wrong ones that no search shows first.
+    would be fitted to the many wrong ones that no search shows first. Which are the hardest is for the fit to say: it
+    begins with those of most inliers, and goes on with those that it takes for the likeliest.
     """
-    rows = [row for part in kinds for row in hardest(part)]
-    weights = [1 / len(_by_query(part)) for part in kinds for _ in hardest(part)]
-    return fit_calibration([r.inliers for r in rows], [r.spread for r in rows], [r.same for r in rows], weights)
+    strength: Callable[[Row], float] = attrgetter("inliers")
+    sizes = [len(_by_query(part)) for part in kinds]
+    for _ in range(FITS):
+        chosen = [hardest(part, strength) for part in kinds]
+        rows = list(chain.from_iterable(chosen))
+        weights = [1 / size for size, some in zip(sizes, chosen, strict=True) for _ in some]
+        found = fit_calibration([row.seen for row in rows], [row.same for row in rows], weights)
+        strength = partial(probability, found)
+    return found
 
 
-def hardest(rows: Sequence[Row]) -> list[Row]:
+def hardest(rows: Sequence[Row], strength: Callable[[Row], float]) -> list[Row]:
     """Of each query the strongest true pair and the strongest wrong one, where they agree in something."""
     chosen = []
     for part in _by_query(rows):
         for same in (True, False):
-            best = max((row for row in part if row.same == same), key=lambda r: r.inliers, default=None)
-            if best is not None and best.inliers:
-                chosen.append(best)
+            some = [row for row in part if row.same == same and row.inliers]
+            chosen += [max(some, key=strength)] if some else []
     return chosen
 
 
 def probability(calibration: Calibration, row: Row) -> float:
-    return 1 / (1 + np.exp(-calibration.log_odds(row.inliers, row.spread))) if row.inliers else 0.0
+    return float(1 / (1 + np.exp(-calibration.log_odds(*row.seen)))) if row.inliers else 0.0
 
 
 def judge(rows: Sequence[Row], calibration: Calibration) -> dict[str, Any]:
     """How true the probabilities of one kind are, over the hardest pairs."""
-    some = hardest(rows)
+    some = hardest(rows, partial(probability, calibration))
     if not some:
         return {"pairs": len(rows), "hardest": 0}
     said = np.array([probability(calibration, row) for row in some])
@@ -138,22 +194,50 @@ def judge(rows: Sequence[Row], calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def alarms(rows: Sequence[Row], said: Callable[[Row], float], order: Callable[[Row], float]) -> dict[str, Any]:
+def by_geometry(calibration: Calibration) -> Said:
+    """What is proven comes first, the likeliest before the others; the rest stays in its order."""
+    said = partial(probability, calibration)
+    return said, lambda row: (chance if (chance := said(row)) >= PROVEN else 0.0, -row.place)
+
+
+def by_cosine(slope: float, offset: float) -> Said:
+    """The curve of a recipe's cosines (`cooc/data/calibration.json`)."""
+    return lambda row: float(1 / (1 + np.exp(-slope * (row.cosine or 0.0) - offset))), lambda row: row.cosine
+
+
+def alarms(rows: Sequence[Row], said: Callable[[Row], float], order: Callable[[Row], Any]) -> dict[str, int]:
     """What a search would show at 50 % or more: of a thing that is not there, and of one that is and comes first.
 
     A query whose thing is in the database also stands for one whose thing is not, with its positives left out.
     """
     queries = _by_query(rows)
-    wrong = [max((said(r) for r in part if not r.same), default=0.0) for part in queries]
-    first = [max(part, key=order) for part in queries if any(r.same for r in part)]
-    right = [said(row) for row in first if row.same]
+    present = [part for part in queries if any(row.same for row in part)]
+    wrong = [max((said(row) for row in part if not row.same), default=0.0) for part in queries]
+    first = [row for part in present if (row := max(part, key=order)).same]
     return {
         "absent": len(wrong),
-        "absent shown": _share(p >= SHOWN for p in wrong),
-        "present": len(first),
-        "first": _share(row.same for row in first),
-        "first shown": _share(p >= SHOWN for p in right),
+        "shown wrongly": sum(chance >= PROVEN for chance in wrong),
+        "present": len(present),
+        "first": len(first),
+        "shown rightly": sum(said(row) >= PROVEN for row in first),
     }
+
+
+def shares(counts: Mapping[str, int]) -> dict[str, Any]:
+    """The counts, and what share was shown, with its 95 % interval."""
+    found: dict[str, Any] = dict(counts)
+    for name, of in (("shown wrongly", "absent"), ("shown rightly", "first")):
+        if counts[of]:
+            found[f"{name}, share"] = round(counts[name] / counts[of], 4)
+            found[f"{name}, 95 %"] = interval(counts[name], counts[of])
+    return found
+
+
+def interval(count: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's, of a share: true near 0 and 1 as well."""
+    share, room = count / total, z * z / total
+    middle, half = share + room / 2, z * sqrt(share * (1 - share) / total + room / total / 4)
+    return round(max((middle - half) / (1 + room), 0), 4), round(min((middle + half) / (1 + room), 1), 4)
 
 
 def found_first(rows: Sequence[Row], order: Callable[[Row], float]) -> float | None:

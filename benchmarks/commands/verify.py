@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from functools import partial
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +13,15 @@ from numpy.typing import NDArray
 
 from benchmarks.commands.index import ResultsOption, _write
 from benchmarks.verification import (
-    Row,
     alarms,
+    by_cosine,
+    by_geometry,
     first_by_words,
     fit,
     flat_recall,
     judge,
     measured,
-    probability,
+    shares,
     words_of,
 )
 from cooc.cli import out
@@ -32,58 +32,65 @@ from cooc.provenance import provenance
 PARAMETERS = Path(__file__).parents[2] / "cooc/data/verification.json"
 CURVES = Path(__file__).parents[2] / "cooc/data/calibration.json"
 CacheOption = Annotated[Path, typer.Option(help="Where features and pairs are kept between runs.")]
-VectorsOption = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="KIND.npz: arrays `names` and `vectors` (of paper-linear).")
-]
-SPACE = "vgg16-caffe-chco-sct-act-landmarks-512"  # paper-linear, whose vectors these are
+VectorsOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="KIND.npz: arrays `names` and `vectors`.")]
+SPACE = "resnet50-caffe-gem-landmarks-512"  # resnet-gem, the default, whose vectors are searched
 
 
 def verify_probability(
     kinds: Annotated[str, typer.Option(help="Labelled folders, by commas.")],
+    together: Annotated[str, typer.Option(help="Kinds that are also counted as one, by commas.")] = "",
     data: Annotated[Path, typer.Option(help="Folder below which they lie.")] = Path("data"),
     engines: Annotated[str, typer.Option(help="By commas.")] = "sift,xfeat",
     vectors: VectorsOption = None,
-    top: Annotated[int, typer.Option(help="Pictures by cosine that are verified, where vectors are given.")] = 100,
     cache: CacheOption = Path(".cooc/verification"),
     output: Annotated[Path, typer.Option(help="The parameters.")] = PARAMETERS,
     results: ResultsOption = Path("results"),
 ) -> None:
     """Fit the probability that two pictures which agree show the same thing; judge it on kinds that were held out.
 
-    Each kind is judged by a fit on all the others; what ships is fitted on all. Other engines in the files are kept.
+    Each kind is judged by a fit on all of other families (`landmarks-places` is of the family `landmarks`); what ships
+    is fitted on all. Other engines in the files are kept.
     """
     known = _vectors(vectors)
     curve = json.loads(CURVES.read_text(encoding="utf-8"))[SPACE]
     parameters, report = _read(output), _read(results / "verification-probability.json")
     for engine in engines.split(","):
-        pairs = {
-            kind: measured(data / kind, engine, cache, top=top, vectors=known.get(kind)) for kind in kinds.split(",")
-        }
+        pairs = {kind: measured(data / kind, engine, cache, known.get(kind)) for kind in kinds.split(",")}
         whole = {name: round(value, 4) for name, value in fit(list(pairs.values())).as_dict().items()}
         parameters["engines"][engine] = whole
-        rows = {}
+        rows: dict[str, Any] = {}
+        counted: dict[str, dict[str, dict[str, int]]] = {"search": {}, "search by cosine": {}}
         for kind, own in pairs.items():
-            others = fit([rows for other, rows in pairs.items() if other != kind])
-            row = {"fitted on the others": others.as_dict()} | judge(own, others)
-            row["search"] = alarms(own, partial(probability, others), lambda r: r.inliers)
+            others = fit([part for other, part in pairs.items() if _family(other) != _family(kind)])
+            counted["search"][kind] = alarms(own, *by_geometry(others))
             if kind in known:
-                cosines = {(r.query, r.picture): known[kind][r.query] @ known[kind][r.picture] for r in own}
-                by_curve = {k: 1 / (1 + math.exp(-curve["slope"] * c - curve["offset"])) for k, c in cosines.items()}
-                said = partial(_said, by_curve)
-                row["search by cosine"] = alarms(own, said, said)
-            rows[kind] = row
-            out.print(engine, kind, row["search"], row.get("search by cosine", ""), markup=False)
-        report["engines"][engine] = {"parameters": whole, "kinds": rows} | provenance("cpu")
+                counted["search by cosine"][kind] = alarms(own, *by_cosine(curve["slope"], curve["offset"]))
+            rows[kind] = {"fitted on the others": others.as_dict()} | judge(own, others)
+            rows[kind] |= {how: shares(counts[kind]) for how, counts in counted.items() if kind in counts}
+            out.print(engine, kind, rows[kind]["search"], rows[kind].get("search by cosine", ""), markup=False)
+        wanted = [kind for kind in together.split(",") if kind]
+        summed = {
+            how: shares(_sum([counts[kind] for kind in wanted if kind in counts]))
+            for how, counts in counted.items()
+            if wanted
+        }
+        out.print(engine, "together", summed, markup=False)
+        found = {"parameters": whole, "kinds": rows, "together": {"kinds": wanted} | summed}
+        report["engines"][engine] = found | provenance("cpu")
     write_whole(output, json.dumps(parameters, indent=1) + "\n")
     _write(report, results / "verification-probability.json")
 
 
+def _family(kind: str) -> str:
+    return re.split("[-_]", kind)[0]
+
+
+def _sum(counts: list[dict[str, int]]) -> dict[str, int]:
+    return {name: sum(part[name] for part in counts) for name in counts[0]}
+
+
 def _read(file: Path) -> dict[str, dict[str, Any]]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"engines": {}}
-
-
-def _said(curve: dict[tuple[str, str], float], row: Row) -> float:
-    return curve[row.query, row.picture]
 
 
 def verify_flat(

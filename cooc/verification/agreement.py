@@ -23,8 +23,8 @@ class Agreement:
     strength: float  # inliers, weighted so that those of different engines compare
     tentative: int  # matches before geometry
     support: int  # features of the picture at whose place the query looks alike
-    cells: int  # of 12 x 12 over what both pictures show, those with support
-    spread: float  # how evenly it is spread over that: 1 as chance would, near 0 in one spot
+    evidence: float  # points that, dealt at random over what both pictures show, would fill as much of it
+    inside: float  # of what lies between those features in both pictures, the share that looks alike
     transform: Matrix  # (3, 3), query -> picture
     query_points: Points  # (inliers, 2), in full-size pixels of each picture
     picture_points: Points
@@ -65,7 +65,7 @@ def evenly(count: int, most: int) -> NDArray[np.int64]:
 def no_agreement(query: LocalFeatures, picture: LocalFeatures | None = None, tentative: int = 0) -> Agreement:
     none = np.zeros((0, 2), np.float32)
     size = picture.size if picture else (1, 1)
-    return Agreement(query.engine, 0, 0.0, tentative, 0, 0, 0.0, np.eye(3), none, none, none, none, query.size, size)
+    return Agreement(query.engine, 0, 0.0, tentative, 0, 0.0, 0.0, np.eye(3), none, none, none, none, query.size, size)
 
 
 def _side(region: Points, box: Box | None, size: tuple[int, int]) -> dict[str, Any]:

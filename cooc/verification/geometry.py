@@ -1,7 +1,7 @@
 """The one transform that most matches of two pictures agree on, and how much that proves.
 
     agreement = agree(query, picture, match(query, picture))
-    agreement.inliers, agreement.spread, agreement.transform, agreement.query_region
+    agreement.inliers, agreement.evidence, agreement.transform, agreement.query_region
 
 Two models are tried by OpenCV's USAC (PROSAC sampling, MSAC score, local optimisation, a fixed seed): an affine map,
 which finds more of the true pairs of buildings and of small things (three good matches are enough), and a homography,
@@ -10,7 +10,7 @@ which keeps more of the inliers of a print seen at a slant. The one with more in
 A match is an inlier if the transform maps its point to within `TOLERANCE` of the picture's longer side **and** turns
 and scales it as the two features themselves are turned and scaled. Chance agrees in position, hardly ever in position,
 size and direction: of wrong pairs, 99 in 100 then have 2 inliers or fewer, where position alone leaves them 7.
-The number alone is no proof, though: see `support.py` for what `spread` adds.
+The number alone is no proof, though: see `support.py` for what `evidence` and `inside` add.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cooc.verification.engine import Engine
 from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
 from cooc.verification.matching import Matches
-from cooc.verification.support import spread, support
+from cooc.verification.support import evidence, inside, support
 from cooc.verification.transforms import Matrix, Points, local_maps, moved, project
 
 Indices = NDArray[np.int64]
@@ -54,15 +54,14 @@ def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches) -> Agr
         return nothing
     mine, other = here.points[best], there.points[best]
     alike = support(query, picture, transform, near, engine)
-    evenness, cells = spread(query, picture, transform, alike)
     return Agreement(
         engine=query.engine,
         inliers=len(best),
         strength=engine.weight * len(best),
         tentative=len(matches.query),
         support=len(alike),
-        cells=cells,
-        spread=evenness,
+        evidence=evidence(query, picture, transform, alike),
+        inside=inside(query, picture, transform, alike),
         transform=transform,
         query_points=mine,
         picture_points=other,

@@ -2,11 +2,12 @@
 
     same_thing(agreement)                    # 0..1; 0 where nothing agrees
 
-    log-odds = bias + a log(inliers) + b log(spread)        a, b >= 0, for each engine
+    log-odds = bias + a log(inliers) + b log(evidence) + c log(inside)        a, b, c >= 0, for each engine
 
-Two numbers and no more: what they leave out (cosine, share of the area, matches before geometry) adds nothing on kinds
-of pictures that were not fitted on. `data/verification.json` holds the parameters, what they were fitted on, and how
-well they fit (benchmarks/verification.py fits them).
+`support.py` says what the last two are. What is left out (cosine, share of the area, matches before geometry) adds
+nothing on kinds of pictures that were not fitted on. For SIFT the inliers add nothing either; XFeat, whose features
+know neither size nor direction, finds much that is alike by chance. `data/verification.json` holds the parameters;
+benchmarks/verification.py fits them, and docs/verification.md says how well.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cooc.files import DATA
 from cooc.verification.agreement import Agreement
 
 PROVEN = 0.5  # from which two pictures are said to show the same thing
-SMALLEST = 0.02  # spread is not taken for smaller
+LEAST = 1.0, 1.0, 0.02  # inliers, evidence and inside are not taken for smaller
 FILE = DATA / "verification.json"
 
 
@@ -29,15 +30,18 @@ FILE = DATA / "verification.json"
 class Calibration:
     bias: float
     inliers: float
-    spread: float
+    evidence: float
+    inside: float
 
-    def log_odds(self, inliers: float, spread: float) -> float:
-        return self.bias + self.inliers * math.log(inliers) + self.spread * math.log(max(spread, SMALLEST))
+    def log_odds(self, *seen: float) -> float:
+        """Of inliers, evidence and inside."""
+        slopes = self.inliers, self.evidence, self.inside
+        return self.bias + sum(a * math.log(max(n, least)) for a, n, least in zip(slopes, seen, LEAST, strict=True))
 
     def __call__(self, agreement: Agreement) -> float:
         if agreement.inliers == 0:
             return 0.0
-        return 1 / (1 + math.exp(-self.log_odds(agreement.inliers, agreement.spread)))
+        return 1 / (1 + math.exp(-self.log_odds(agreement.inliers, agreement.evidence, agreement.inside)))
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)

@@ -3,16 +3,19 @@
 `agree` finds a transform from the few matches that are certain. If it is true, then whatever else lies at one place in
 both pictures, alike in size and direction, looks alike as well: those pairs are the *support*. Covers of one series
 share a band and a logo and agree there in a hundred points; yet all of those lie in a few spots, and between them
-nothing looks alike. Two photos of one building agree in thirty points, but all over it. So what counts beside the
-number of inliers is how evenly the support is spread over what both pictures show:
+nothing looks alike. Two photos of one building agree in thirty points, but all over it. So two numbers count:
 
-    spread = points that, dealt at random over it, would fill as many cells as the support does / points of the support
+    evidence = points that, dealt at random over what both pictures show, would fill as many cells of it as the support
+    inside   = of the cells between the points of the support, those that have some / those where both have features
 
-about 1 for the same thing, 0.1 to 0.3 for a shared part (measured: docs/verification.md).
+The first is large where much of the two pictures agrees, however many points crowd in one spot. The second is about 1
+for the same thing, however small it is in the two pictures, and about a half where its parts are shared and what lies
+between them is not (measured: docs/verification.md).
 """
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +26,8 @@ from cooc.verification.transforms import Matrix, Points, moved, project
 
 Indices = NDArray[np.int64]
 
-GRID = 12  # cells across what both pictures show
+GRID = 12  # cells across what both pictures show,
+INSIDE = 5  # and across what the support spans
 
 
 def support(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, near: float, engine: Engine) -> Points:
@@ -62,31 +66,54 @@ def near_pairs(here: Points, there: Points, near: float) -> tuple[Indices, Indic
     return i[close], j[close]
 
 
-def spread(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, points: Points) -> tuple[float, int]:
-    """How evenly `points` of the picture lie over what both pictures show (see above), and the cells that they fill."""
+def evidence(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, points: Points) -> float:
+    """How many points, dealt at random over what both pictures show, fill as much of it as `points` of the picture."""
     mine = project(transform, query.points)
-    mine = mine[_inside(mine, picture)]
-    other = picture.points[_inside(project(np.asarray(np.linalg.inv(transform), np.float64), picture.points), query)]
+    mine = mine[_shown(mine, picture)]
+    other = picture.points[_shown(project(np.asarray(np.linalg.inv(transform), np.float64), picture.points), query)]
     if not len(points) or not len(mine) or not len(other):
-        return 0.0, 0
+        return 0.0
     low, high = np.maximum(mine.min(0), other.min(0)), np.minimum(mine.max(0), other.max(0))
-    width = np.maximum(high - low, 1e-6) / GRID
-
-    def count(points: Points) -> NDArray[np.float64]:
-        place = np.floor((points - low) / width).astype(np.int64)
-        place = place[((place >= 0) & (place < GRID)).all(1)]
-        return np.bincount(place[:, 0] * GRID + place[:, 1], minlength=GRID * GRID).astype(np.float64)
-
-    there = count(points)
+    there = _count(points, low, high, GRID)
     filled = int((there > 0).sum())
-    chance = np.sqrt(np.maximum(count(mine), there) * np.maximum(count(other), there))  # where both have features
     if not filled:
-        return 0.0, 0
-    chance /= chance.sum()
-    return min(_dealt(chance, filled) / len(points), 2.0), filled
+        return 0.0
+    chance = np.sqrt(  # where both have features
+        np.maximum(_count(mine, low, high, GRID), there) * np.maximum(_count(other, low, high, GRID), there)
+    )
+    return min(_dealt(chance / chance.sum(), filled), 2.0 * len(points))
 
 
-def _inside(points: Points, picture: LocalFeatures) -> NDArray[np.bool_]:
+def inside(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, points: Points) -> float:
+    """Of the cells between `points` of the picture in which both pictures have features, the share that has a point."""
+    if not len(points):
+        return 0.0
+    low, high = points.min(0), points.max(0)
+    there = _count(points, low, high, INSIDE) > 0
+    both = _count(project(transform, query.points), low, high, INSIDE) * _count(picture.points, low, high, INSIDE) > 0
+    return float(
+        there.sum() / (there | (both & _within(np.asarray(cv2.convexHull(points)[:, 0], np.float32), low, high))).sum()
+    )
+
+
+def _count(points: Points, low: Points, high: Points, cells: int) -> NDArray[np.float64]:
+    """How many of the points lie in each of cells x cells between two corners, both of which count."""
+    place = np.floor((points - low) * cells / np.maximum(high - low, 1e-6))
+    place = np.where(points == high, cells - 1, place)
+    place = place[((place >= 0) & (place < cells)).all(1)].astype(np.int64)
+    return np.bincount(place[:, 0] * cells + place[:, 1], minlength=cells * cells).astype(np.float64)
+
+
+def _within(hull: Points, low: Points, high: Points) -> NDArray[np.bool_]:
+    """Which of the cells have their middle inside a convex hull (K, 2)."""
+    step = (np.arange(INSIDE) + 0.5) / INSIDE
+    middle = low + (high - low) * np.stack(np.meshgrid(step, step, indexing="ij"), -1).reshape(-1, 2)
+    along, to = np.roll(hull, -1, 0) - hull, middle[:, None] - hull
+    side = along[:, 0] * to[..., 1] - along[:, 1] * to[..., 0]
+    return np.asarray((side >= 0).all(1) | (side <= 0).all(1))
+
+
+def _shown(points: Points, picture: LocalFeatures) -> NDArray[np.bool_]:
     return np.asarray(((points >= 0) & (points <= np.array(picture.size))).all(1))
 
 

@@ -11,45 +11,44 @@ from cooc.verification.coding import Projection
 from cooc.verification.probability import Calibration
 
 
-def pairs(truth: Calibration, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def pairs(truth: Calibration, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
-    inliers, spread = np.exp(rng.uniform(1.4, 6, count)), np.exp(rng.uniform(-3, 0.5, count))
-    odds = [truth.log_odds(n, s) for n, s in zip(inliers, spread, strict=True)]
-    return inliers, spread, rng.random(count) < 1 / (1 + np.exp(-np.array(odds)))
+    seen = np.exp(rng.uniform((1.4, 1.4, -3), (6, 6, 0), (count, 3)))
+    odds = [truth.log_odds(*row) for row in seen]
+    return seen, rng.random(count) < 1 / (1 + np.exp(-np.array(odds)))
 
 
 def test_known_parameters_are_recovered() -> None:
-    truth = Calibration(bias=-4.0, inliers=1.8, spread=1.2)
+    truth = Calibration(bias=-8.0, inliers=1.8, evidence=0.9, inside=1.2)
     found = fit_calibration(*pairs(truth, 20_000), ridge=0)
     for name, value in truth.as_dict().items():
         assert found.as_dict()[name] == pytest.approx(value, abs=0.2)
 
 
 def test_weights_count_as_repetitions_do() -> None:
-    inliers, spread, same = pairs(Calibration(-4.0, 1.8, 1.2), 400)
+    seen, same = pairs(Calibration(-7.0, 1.8, 0.5, 1.2), 400)
     times = np.random.default_rng(1).integers(1, 4, 400)
-    repeated = fit_calibration(*(np.repeat(a, times) for a in (inliers, spread, same)), ridge=0)
-    weighted = fit_calibration(inliers, spread, same, times, ridge=0)
+    repeated = fit_calibration(np.repeat(seen, times, axis=0), np.repeat(same, times), ridge=0)
+    weighted = fit_calibration(seen, same, times, ridge=0)
     assert list(weighted.as_dict().values()) == pytest.approx(list(repeated.as_dict().values()), abs=1e-4)
 
 
 def test_more_never_counts_less() -> None:
-    """Pairs in which a smaller spread happens to be right: the slope is 0, not negative."""
-    inliers, spread, same = pairs(Calibration(-4.0, 1.8, -1.0), 5000)
-    found = fit_calibration(inliers, spread, same)
-    assert found.spread == 0
+    """Pairs in which a smaller inside happens to be right: the slope is 0, not negative."""
+    found = fit_calibration(*pairs(Calibration(-8.0, 1.8, 0.5, -1.0), 5000))
+    assert found.inside == 0
     assert found.inliers > 0
 
 
 def test_pairs_that_are_told_apart_perfectly_still_have_a_fit() -> None:
-    found = fit_calibration([4, 5, 6, 50, 60, 70], [1] * 6, [False] * 3 + [True] * 3)
+    found = fit_calibration([(n, n, 1) for n in (4, 5, 6, 50, 60, 70)], [False] * 3 + [True] * 3)
     assert np.isfinite(list(found.as_dict().values())).all()
 
 
 @pytest.mark.parametrize("same", [[True, True], [False, False], [True]])
 def test_pairs_of_one_kind_cannot_be_fitted(same: list[bool]) -> None:
     with pytest.raises(InputError, match="both kinds"):
-        fit_calibration([5, 6], [1, 1], same)
+        fit_calibration([(5, 5, 1), (6, 6, 1)], same)
 
 
 def test_reliability_counts_bins() -> None:

@@ -15,6 +15,8 @@ from benchmarks.flat import make, project
 from benchmarks.verification import (
     Row,
     alarms,
+    by_cosine,
+    by_geometry,
     first_by_words,
     fit,
     flat_recall,
@@ -22,6 +24,7 @@ from benchmarks.verification import (
     hardest,
     judge,
     measured,
+    shares,
     words_of,
 )
 from benchmarks.verifying import measure_speed
@@ -90,7 +93,22 @@ def test_pairs_are_measured_once_and_kept(flat: Path, tmp_path: Path) -> None:
 
 
 def some(query: str, *pairs: tuple[bool, int, float]) -> list[Row]:
-    return [Row(query, f"{n}.jpg", same, inliers, spread) for n, (same, inliers, spread) in enumerate(pairs)]
+    return [Row(query, f"{n}.jpg", same, count, count, inside) for n, (same, count, inside) in enumerate(pairs)]
+
+
+def test_a_search_for_pairs_finds_as_an_index_does(flat: Path, tmp_path: Path) -> None:
+    truth = json.loads((flat / "ground_truth.json").read_text())
+    pictures = [*truth["database"], *(q["image"] for q in [*truth["queries"], *truth["absent"]])]
+    vectors = dict(zip(pictures, np.eye(len(pictures), dtype=np.float32) + 0.1, strict=True))
+    rows, pairs = measured(flat, "sift", tmp_path / "a", vectors), measured(flat, "sift", tmp_path / "b")
+
+    def key(row: Row) -> tuple[str, str, int, float, float]:
+        return row.query, row.picture, row.inliers, row.evidence, row.inside
+
+    assert sorted(map(key, rows)) == sorted(map(key, pairs))  # few pictures: all of them are looked at
+    for query in truth["queries"]:
+        (first,) = [row for row in rows if row.query == query["image"] and row.place == 0]
+        assert first.same
 
 
 def test_alarms_are_counted_with_and_without_the_positives() -> None:
@@ -101,19 +119,41 @@ def test_alarms_are_counted_with_and_without_the_positives() -> None:
         *some("d", (False, 8, 1.0)),  # not there
     ]
     counted = alarms(rows, lambda r: r.inliers / 60, lambda r: r.inliers)
-    assert counted == {"absent": 4, "absent shown": 0.25, "present": 3, "first": 0.6667, "first shown": 0.5}
+    assert counted == {"absent": 4, "shown wrongly": 1, "present": 3, "first": 2, "shown rightly": 1}
+
+
+def test_what_is_proven_comes_first_and_the_rest_stays_in_its_order() -> None:
+    said, order = by_geometry(Calibration(-4.0, 2.0, 0.0, 0.0))
+    weak, next_one, strong = (
+        Row("q", "a", False, 4, 4.0, 1.0, 0),
+        Row("q", "b", False, 5, 5.0, 1.0, 1),
+        Row("q", "c", True, 60, 60.0, 1.0, 2),
+    )
+    assert said(weak) < said(next_one) < 0.5 < said(strong)
+    assert sorted([next_one, weak, strong], key=order, reverse=True) == [strong, weak, next_one]
+    said, order = by_cosine(20.0, -6.0)
+    assert said(replace(weak, cosine=0.3)) == pytest.approx(0.5)
+    assert order(replace(weak, cosine=0.4)) > order(replace(strong, cosine=0.3))
+
+
+def test_shares_have_intervals() -> None:
+    counts = {"absent": 500, "shown wrongly": 10, "present": 9, "first": 0, "shown rightly": 0}
+    found = shares(counts)
+    assert (found["shown wrongly, share"], found["shown wrongly, 95 %"]) == (0.02, (0.0109, 0.0364))  # as R's prop.test
+    assert "shown rightly, share" not in found
+    assert shares(counts | {"shown wrongly": 0})["shown wrongly, 95 %"] == (0, 0.0076)
 
 
 def test_kinds_weigh_the_same_whatever_their_number_of_queries() -> None:
     rng = np.random.default_rng(0)
-    truth = Calibration(-6.0, 2.5, 1.0)
+    truth = Calibration(-6.0, 1.0, 1.5, 1.0)
 
     def kind(count: int) -> list[Row]:
         rows = []
         for n in range(count):
-            inliers, spread = int(rng.integers(4, 60)), float(rng.uniform(0.1, 1.5))
-            same = bool(rng.random() < 1 / (1 + np.exp(-truth.log_odds(inliers, spread))))
-            rows += some(f"q{n}", (same, inliers, spread), (False, 0, 0.0))
+            count, inside = int(rng.integers(4, 60)), float(rng.uniform(0.1, 1))
+            same = bool(rng.random() < 1 / (1 + np.exp(-truth.log_odds(count, count, inside))))
+            rows += some(f"q{n}", (same, count, inside), (False, 0, 0.0))
         return rows
 
     one, two = kind(3000), kind(400)
@@ -126,7 +166,8 @@ def test_kinds_weigh_the_same_whatever_their_number_of_queries() -> None:
 
 def test_the_hardest_pairs_of_a_query_are_its_strongest() -> None:
     rows = some("q", (True, 5, 1.0), (True, 9, 0.1), (False, 7, 1.0), (False, 3, 1.0)) + some("p", (False, 0, 0.0))
-    assert hardest(rows) == [rows[1], rows[2]]
+    assert hardest(rows, lambda row: row.inliers) == [rows[1], rows[2]]
+    assert hardest(rows, lambda row: row.inside) == [rows[0], rows[2]]
 
 
 def test_a_shortlist_that_misses_the_thing_finds_nothing() -> None:

@@ -9,7 +9,7 @@ from cooc.verification.engines import ENGINES, extract
 from cooc.verification.features import LocalFeatures
 from cooc.verification.geometry import agree, plausible
 from cooc.verification.matching import Matches, match
-from cooc.verification.support import spread, support
+from cooc.verification.support import INSIDE, evidence, inside, support
 from cooc.verification.transforms import moved, project
 from tests.verification.pictures import SLANTED, photo, turned, warp
 
@@ -193,24 +193,46 @@ def test_support_is_what_looks_alike_at_one_place() -> None:
     assert len(found) < 110
 
 
-def test_support_spread_over_all_counts_more_than_in_one_spot() -> None:
+def test_support_all_over_is_more_evidence_than_in_one_spot() -> None:
     query = scattered(1000)
-    everywhere, _ = spread(query, query, np.eye(3), query.points[:60])
     order = np.argsort(np.linalg.norm(query.points - (200, 200), axis=1))
-    spot, cells = spread(query, query, np.eye(3), query.points[order[:60]])
-    assert 0.8 < everywhere < 1.3
-    assert spot < 0.3
-    assert 0 < cells < 25
-    assert spread(query, query, np.eye(3), query.points[:0]) == (0.0, 0)
+    assert 0.8 * 60 < evidence(query, query, np.eye(3), query.points[:60]) < 1.3 * 60
+    assert 0 < evidence(query, query, np.eye(3), query.points[order[:60]]) < 0.3 * 60
+    assert evidence(query, query, np.eye(3), query.points[:0]) == 0
 
 
-def test_points_dealt_at_random_have_a_spread_of_one() -> None:
+def test_points_dealt_at_random_are_as_much_evidence_as_they_are_points() -> None:
     query = scattered(2000)
-    values = [spread(query, query, np.eye(3), query.points[start : start + 50])[0] for start in range(0, 2000, 50)]
-    assert np.mean(values) == pytest.approx(1, abs=0.1)
+    values = [evidence(query, query, np.eye(3), query.points[start : start + 50]) for start in range(0, 2000, 50)]
+    assert np.mean(values) == pytest.approx(50, abs=5)
 
 
-def test_a_shared_logo_has_a_small_spread() -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 40])
+def test_inside_is_counted_as_two_loops_over_cells_would(count: int) -> None:
+    query, picture = scattered(300, 1), scattered(150, 2)
+    transform = turned(5, 0.9, (200, 200))
+    points = picture.points[np.argsort(np.linalg.norm(picture.points - (250, 200), axis=1))[1 : 3 * count : 3]]
+    low, high = points.min(0), points.max(0)
+    hull, width = cv2.convexHull(points), (high - low) / INSIDE
+
+    def some(places: np.ndarray, corner: np.ndarray) -> bool:
+        return bool(((places >= corner) & (places <= corner + width)).all(1).any())
+
+    good = filled = 0
+    for column in range(INSIDE):
+        for row in range(INSIDE):
+            corner = low + width * (column, row)
+            between = cv2.pointPolygonTest(hull, (corner + width / 2).tolist(), False) >= 0
+            there = some(points, corner)
+            filled += there
+            both = some(project(transform, query.points), corner) and some(picture.points, corner)
+            good += there or (between and both)
+    expected = filled / good if count > 1 else 1.0  # one point: one cell, without width
+    assert inside(query, picture, transform, points) == pytest.approx(expected)
+    assert inside(query, picture, transform, points[:0]) == 0
+
+
+def test_a_shared_logo_is_little_evidence() -> None:
     """Two different pictures with the same corner: many inliers, in one spot."""
     one, two = cv2.resize(photo("cat"), (600, 400)), photo("coffee").copy()
     logo = cv2.resize(photo("astronaut"), (160, 160), interpolation=cv2.INTER_AREA)
@@ -218,8 +240,8 @@ def test_a_shared_logo_has_a_small_spread() -> None:
     (a,), (b,), (c,) = (extract("sift", p) for p in (one, two, warp(two, turned(8, 0.9, (300, 200)), (600, 400))))
     logos, same = agree(a, b, match(a, b)), agree(b, c, match(b, c))
     assert logos.inliers > 30
-    assert logos.spread < 0.35
-    assert same.spread > 2 * logos.spread
+    assert logos.evidence < logos.inliers
+    assert same.evidence > same.inliers
     assert cv2.contourArea(logos.query_region) < 0.1 * np.prod(logos.query_size)
 
 
