@@ -92,6 +92,8 @@ def measure_startup(folder: Path, recipe: str, pictures: int, rounds: int, fille
 def _fill(search: ImageSearch, count: int) -> None:
     """Made-up pictures: vectors between those of two real ones, local features of many real ones at random places."""
     chance, ids = np.random.default_rng(0), [record.id for record in search.store.records()]
+    if count <= len(ids):
+        return
     vectors = search.vectors(ids)
     real = [unpack(code)[0] for code in search.store.features(ids) if code is not None]
     pool = np.concatenate([features.descriptors for features in real])
