@@ -28,6 +28,7 @@ Indices = NDArray[np.int64]
 
 GRID = 12  # cells across what both pictures show,
 INSIDE = 5  # and across what the support spans
+WHOLE = 6.0  # how much more than its points support may count for, where it fills all there is
 
 
 def support(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, near: float, engine: Engine) -> Points:
@@ -81,7 +82,7 @@ def evidence(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, po
     chance = np.sqrt(  # where both have features
         np.maximum(_count(mine, low, high, GRID), there) * np.maximum(_count(other, low, high, GRID), there)
     )
-    return min(_dealt(chance / chance.sum(), filled), 2.0 * len(points))
+    return min(_dealt(chance / chance.sum(), filled), WHOLE * len(points))  # all cells filled: no number is too large
 
 
 def inside(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, points: Points) -> float:
