@@ -15,12 +15,15 @@ from torch import Tensor
 
 from benchmarks import report
 from benchmarks.compact import export_vectors, import_vectors, measure_compact
-from benchmarks.engines import DEFAULT, run_engines
+from benchmarks.engines import DEFAULT, lost_map, run_engines
 from benchmarks.growth import run_growth
 from benchmarks.results import load_results
 from cooc.activations import BACKBONES, build_backbone, fold_batch_norms
+from cooc.bench.describing import BenchOptions
+from cooc.bench.run import run
 from cooc.datasets.retrieval import load_dataset
 from cooc.errors import DatasetError, InputError, UnknownNameError
+from cooc.recipes import find_recipe
 from tests.labelled import write_labelled_folder
 from tests.shell import Shell
 from tests.test_activations import pictures, random_weights
@@ -45,6 +48,18 @@ def test_folded_batch_norms_change_nothing(name: str) -> None:
         torch.testing.assert_close(plain(x), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
     assert build_backbone(name, weights=weights).layout == torch.channels_last
     assert build_backbone(name, weights=weights)(images).isfinite().all()
+
+
+def test_an_engine_finds_what_the_harness_finds(
+    real_weights: Callable[[str], dict[str, Tensor]], tmp_path: Path
+) -> None:
+    real_weights("efficientnet-lite0")
+    dataset = load_dataset(write_labelled_folder(tmp_path / "things"))
+    recipe = find_recipe("light+size=64")
+    options = BenchOptions(device="cpu", dtype="float32", workers=0, cache=tmp_path, expansions=("none",))
+    (expected,) = run(dataset, [recipe], options)
+    found = lost_map(recipe, dataset, [DEFAULT], dataset.image_paths[:1])
+    assert found == {DEFAULT: pytest.approx(next(iter(expected["results"]["none"].values()))["mAP"], abs=1e-6)}
 
 
 def test_engines(real_weights: Callable[[str], dict[str, Tensor]], tmp_path: Path) -> None:

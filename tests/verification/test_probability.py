@@ -46,5 +46,5 @@ def test_covers_that_share_a_band_above_and_below_are_not_the_same() -> None:
     query = extract("sift", warp(covers[0], turned(8, 0.9, (240, 320)), (480, 640)))
     same, sibling = verify(query, [extract("sift", page) for page in covers])
     assert sibling.inliers > 100
-    assert same_thing(sibling) < PROVEN
+    assert same_thing(sibling) < 0.6 * PROVEN
     assert same_thing(same) > 0.99
