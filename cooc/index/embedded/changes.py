@@ -20,10 +20,10 @@ def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes,
     """Each in a new slot, with the features `made` of its content. Of records with the same path the last counts."""
     latest = {path_bytes(r.path): row for row, r in enumerate(records)}
     before = drop(connection, list(latest))
-    had = {path_bytes(r.path): r.tags for r in before}
+    had = {r.path: r.tags for r in before}
     contents = {bytes.fromhex(records[row].sha256) for row in latest.values()}
     kept = each(connection, f"{FORGOTTEN} WHERE sha256 IN", contents)
-    tagged, used = given_back((records[row] for row in latest.values()), map(forgotten, kept))
+    tagged, used = given_back((records[row] for row in latest.values()), map(forgotten, kept), had)
     first = read_state(connection).slots
     rows = [
         (slot, path, r, codes[row].tobytes())
@@ -33,7 +33,7 @@ def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes,
         (s, path, bytes.fromhex(r.id), r.size, r.mtime_ns, bytes.fromhex(r.sha256), r.width, r.height, r.taken)
         for s, path, r, _ in rows
     )
-    tags = ((tag, slot) for slot, path, r, _ in rows for tag in r.tags | had.get(path, frozenset()))
+    tags = ((tag, slot) for slot, _, r, _ in rows for tag in r.tags)
     connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", images)
     connection.executemany("INSERT INTO vectors VALUES (?, ?, ?)", ((s, v, zlib.crc32(v)) for s, _, _, v in rows))
     connection.executemany("INSERT INTO tags VALUES (?, ?)", tags)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from uuid import uuid4
+from pathlib import Path
 
 from cooc.errors import InputError, StoreError
+from cooc.files import write_whole
 from cooc.index.milvus.address import Address
 from cooc.index.store import blocks
 
@@ -58,13 +59,11 @@ class FeatureFiles:
         with self._explained():
             for sha256, code in codes.items():
                 path, data = self._path(sha256), _checksum(code) + code
-                if not self._local:  # an object appears when it is complete
+                if self._local:
+                    Path(path).parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(path, data)
+                else:  # an object appears when it is complete
                     self._files.pipe_file(path, data)
-                    continue
-                self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-                new = f"{path}.{uuid4().hex}"
-                self._files.pipe_file(new, data)
-                self._files.mv(new, path)
 
     def read(self, contents: Iterable[str]) -> dict[str, bytes | None]:
         """None where a file is gone or not what was written. One that cannot be reached is an error."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from cooc.index import effort
 from cooc.index.checks import FEATURES_DAMAGED, VECTOR_DAMAGED, WRONG_ID, moving
-from cooc.index.copying import copy_to_folder, intact_blocks
+from cooc.index.copying import copy_to_folder
 from cooc.index.milvus import rows, structures
 from cooc.index.milvus.features import FeatureFiles, nowhere, place
 from cooc.index.milvus.rows import ALL, BAD, FORGOTTEN, IMAGE, PLAIN
@@ -74,11 +74,10 @@ class MilvusStore(Store):
 
     def _add(self, new: dict[str, Row], codes: dict[str, bytes]) -> int:
         contents, before = {row["sha256"] for row in new.values()}, self._at(IMAGE, new)
-        had = {rows.path(row): row["tags"] for row in before}
+        had = {rows.path(row): frozenset(row["tags"]) for row in before}
         kept = self._in("sha256", contents, rows.of_kind(FORGOTTEN))
-        records, used = given_back(map(rows.record, new.values()), map(rows.forgotten, kept))
-        tags = [sorted(record.tags.union(had.get(record.path, ()))) for record in records]
-        changed = [rows.fitting(row | {"tags": names}) for row, names in zip(new.values(), tags, strict=True)]
+        tagged, used = given_back(map(rows.record, new.values()), map(rows.forgotten, kept), had)
+        changed = [rows.fitting(row | {"tags": sorted(r.tags)}) for row, r in zip(new.values(), tagged, strict=True)]
         if self.meta.features:
             self._files.write({sha256: code for sha256, code in codes.items() if sha256 in contents})
             there = codes.keys() | {row["sha256"] for row in self._in("sha256", contents, rows.with_features())}
@@ -256,15 +255,15 @@ class MilvusStore(Store):
         search = Search(self._server, structure, rows.images(where), self._block)
         best = search.nearest(queries, k, bool(exact))
         self._left_out(len(search.damaged))
-        width = min((len(one.ids) for one in best), default=0)
-        scores = np.array([one.scores[:width] for one in best], np.float32).reshape(len(best), width)
-        return SearchResult(scores, [one.ids[:width].tolist() for one in best])
+        width = min((len(ids) for _, ids in best), default=0)
+        scores = np.array([scores[:width] for scores, _ in best], np.float32).reshape(len(best), width)
+        return SearchResult(scores, [ids[:width].tolist() for _, ids in best])
 
     # upkeep
 
     def snapshot(self, dest: str) -> None:
         """An embedded index. Each image is whole; what is changed meanwhile may be in it or not."""
-        copy_to_folder(dest, self, intact_blocks(self, features=True), self.bad_files())
+        copy_to_folder(dest, self)
 
     def _problems(self) -> Iterator[str]:
         for block in blocks(self._server.pages(rows.images(), ALL, self._block), self._block):
