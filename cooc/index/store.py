@@ -194,6 +194,10 @@ class Store(ABC):
     ) -> Iterator[Record]:
         """In the order of their paths (as bytes), from behind `after`; read in pages, so memory stays flat."""
 
+    def holds(self, folder: str) -> bool:
+        """Is there any image below it? "" is the root."""
+        return next(self.records(Filter(prefix=folder or None), limit=1), None) is not None
+
     def tally(self) -> Tally:
         """By reading all records; an engine may know a faster way."""
         tally = Tally(Counter(), Counter(), Counter())

@@ -83,7 +83,11 @@ class InParts(ABC):
         """Where the picture lies."""
 
     def fetch(self, file: Entry) -> Fetched:
-        return fetched(self._part(file))
+        part = self._part(file)
+        content = part.read()
+        whole = replace(part, content=content)
+        later = whole if len(content) <= KEPT else part
+        return Fetched(hashlib.sha256(content).hexdigest(), cast(BinaryIO, whole), cast(BinaryIO, later))
 
     def picture(self, file: Entry) -> Picture:
         return cast(BinaryIO, self._part(file))
@@ -190,13 +194,6 @@ class Objects(InParts):
 
     def path(self, name: str) -> str:
         return f"{self.base}/{name}" if name else self.base
-
-
-def fetched(part: Part) -> Fetched:
-    content = part.read()
-    whole = replace(part, content=content)
-    later = whole if len(content) <= KEPT else part
-    return Fetched(hashlib.sha256(content).hexdigest(), cast(BinaryIO, whole), cast(BinaryIO, later))
 
 
 def _file_system(url: str) -> tuple[Any, str]:

@@ -13,7 +13,7 @@ from cooc.index.checks import moving
 from cooc.index.embedded import features
 from cooc.index.embedded.coding import Codes
 from cooc.index.embedded.rows import FORGOTTEN, RECORD, State, each, forgotten, read_state, record
-from cooc.index.records import BadFile, Forgotten, Record, given_back, long_ago, now, path_bytes, path_text
+from cooc.index.records import BadFile, Forgotten, Record, given_back, now, path_bytes, path_text
 
 
 def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes, made: Mapping[str, bytes]) -> int:
@@ -125,20 +125,14 @@ def note(connection: sqlite3.Connection, name: str, value: Any | None) -> None:
         connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, json.dumps(value)))
 
 
-def forget(connection: sqlite3.Connection) -> None:
-    """For good: tags of what was removed long ago."""
-    connection.execute("DELETE FROM forgotten WHERE removed < ?", (long_ago(),))
-
-
 def fill_holes(connection: sqlite3.Connection, state: State) -> None:
     """Move the last images into the slots of removed ones: work for what was removed, not for what is kept."""
-    count = state.slots - state.removed
-    holes = connection.execute("SELECT slot FROM removed WHERE slot < ? ORDER BY slot", (count,)).fetchall()
-    last = connection.execute("SELECT slot FROM images WHERE slot >= ? ORDER BY slot", (count,)).fetchall()
+    holes = connection.execute("SELECT slot FROM removed WHERE slot < ? ORDER BY slot", (state.images,)).fetchall()
+    last = connection.execute("SELECT slot FROM images WHERE slot >= ? ORDER BY slot", (state.images,)).fetchall()
     _renumber(connection, [(old, new) for (old,), (new,) in zip(last, holes, strict=True)])
     connection.execute("DELETE FROM removed")
     connection.execute(
-        "UPDATE state SET epoch = ?, next_slot = ?, graph = 0, graph_crc = 0, graph_ef = 0", (uuid4().hex, count)
+        "UPDATE state SET epoch = ?, next_slot = ?, graph = 0, graph_crc = 0, graph_ef = 0", (uuid4().hex, state.images)
     )
 
 

@@ -47,7 +47,8 @@ def put_in_place(source: Path, folder: Path) -> int:
             _take_aside(folder, old)
             database(new).replace(database(folder))
             try:
-                _opened(folder, count)
+                if _count(folder) != count:
+                    raise StoreDamagedError(f"What was put into {show(folder)} has changed. The old index is back.")
             except BaseException:
                 _put_back(folder, old)
                 raise
@@ -69,16 +70,12 @@ def _verified(folder: Path) -> int:
             raise StoreDamagedError(f"What should be put in place is damaged itself; nothing was changed. {worse[0]}")
         for problem in found:
             log.warning(problem)
-        state = read(lambda connection, _: read_state(connection))
-    return state.slots - state.removed
+    return _count(folder)
 
 
-def _opened(folder: Path, count: int) -> None:
-    """Does it open as what it should be?"""
+def _count(folder: Path) -> int:
     with closing(Reading(folder)) as read:
-        state = read(lambda connection, _: read_state(connection))
-    if state.slots - state.removed != count:
-        raise StoreDamagedError(f"What was put into {show(folder)} has changed on the way. The old index is back.")
+        return read(lambda connection, _: read_state(connection)).images
 
 
 def _take_aside(folder: Path, old: Path) -> None:

@@ -267,23 +267,23 @@ class Server:
             yield
         except psycopg.Error as error:
             text, shown = " ".join(str(error).split()), self.address.shown
+            kind = StoreError
             match error:
                 case errors.UndefinedTable() | errors.InvalidSchemaName():
                     raise missing(self.address.place) from error
                 case errors.DiskFull():
                     message = f"The server's disk is full ({text}). What was committed is kept: free some space."
-                    raise StoreError(f"{shown}: {message}") from error
                 case errors.DataCorrupted() | errors.IndexCorrupted():
-                    message = f"The index is damaged ({text}). Restore the database, or drop the schema and put a"
-                    message += f" snapshot in its place: cooc restore SNAPSHOT '{shown}'."
-                    raise StoreDamagedError(f"{shown}: {message}") from error
+                    kind, message = StoreDamagedError, f"The index is damaged ({text}). Restore the database, or drop "
+                    message += f"the schema and put a snapshot in its place: cooc restore SNAPSHOT '{shown}'."
                 case errors.InsufficientPrivilege():
                     message = f"The user may not do this ({text}). GRANT it, or use another one."
-                    raise StoreError(f"{shown}: {message}") from error
                 case psycopg.OperationalError():
                     message = f"The server cannot be reached, or went away ({text}). {state}Check the address, and that"
-                    raise StoreError(f"{shown}: {message} the server runs; then try again.") from error
-            raise StoreError(f"The index at {shown} could not be used ({text}). What was committed is kept.") from error
+                    message += " the server runs; then try again."
+                case _:
+                    message = f"The index could not be used ({text}). What was committed is kept."
+            raise kind(f"{shown}: {message}") from error
 
 
 def _patiently(attempt: Callable[[], _T]) -> _T:
