@@ -47,8 +47,7 @@ def put_in_place(source: Path, folder: Path) -> int:
             _take_aside(folder, old)
             database(new).replace(database(folder))
             try:
-                if _count(folder) != count:
-                    raise StoreDamagedError(f"What was put into {show(folder)} has changed. The old index is back.")
+                _opened(folder, count)
             except BaseException:
                 _put_back(folder, old)
                 raise
@@ -70,12 +69,14 @@ def _verified(folder: Path) -> int:
             raise StoreDamagedError(f"What should be put in place is damaged itself; nothing was changed. {worse[0]}")
         for problem in found:
             log.warning(problem)
-    return _count(folder)
-
-
-def _count(folder: Path) -> int:
-    with closing(Reading(folder)) as read:
         return read(lambda connection, _: read_state(connection)).images
+
+
+def _opened(folder: Path, count: int) -> None:
+    """Does it open as what it should be?"""
+    with closing(Reading(folder)) as read:
+        if read(lambda connection, _: read_state(connection)).images != count:
+            raise StoreDamagedError(f"What was put into {show(folder)} has changed on the way. The old index is back.")
 
 
 def _take_aside(folder: Path, old: Path) -> None:

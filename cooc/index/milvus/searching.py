@@ -61,7 +61,7 @@ class Search:
         hits = self.server.read("search", data=queries, limit=fetch, **options)
         keys = list({key for hit in hits for key in hit.ids})
         asked = (f"key in {json.dumps(part)}" for part in blocks(keys, self.block))
-        found = self._sound(row for one in asked for row in self.server.query(one, FIELDS, LIMIT))
+        found = self._sound(row for one in asked for row in self.server.query(one, FIELDS, limit=LIMIT))
         for query, hit in zip(queries, hits, strict=True):
             scores, ids = _searched(query[None], k, [found[key] for key in hit.ids if key in found])
             done = scores.shape[1] == k

@@ -236,14 +236,14 @@ class MilvusStore(Store):
     def _count_features(self) -> FeatureCount:
         """Of many images the bytes are estimated from some: the store does not tell them, and reading takes long."""
         images = self._server.count(rows.with_features())
-        some = self._server.query(rows.with_features(), ["sha256"], SAMPLE)
+        some = self._server.query(rows.with_features(), ["sha256"], limit=SAMPLE)
         sizes = [len(code or b"") for code in self._files.read(row["sha256"] for row in some).values()]
         return FeatureCount(images, sum(sizes) if images <= SAMPLE else round(sum(sizes) / len(sizes) * images))
 
     def _in(self, field: str, values: Iterable[str], condition: str = "", fields: list[str] = PLAIN) -> list[Row]:
         parts = blocks(dict.fromkeys(values), self._block if fields is ALL else PAGE)
         asked = (f"{field} in {json.dumps(part)}" + (f" and {condition}" if condition else "") for part in parts)
-        return [row for one in asked for row in self._server.query(one, fields, LIMIT)]
+        return [row for one in asked for row in self._server.query(one, fields, limit=LIMIT)]
 
     def _at(self, kind: str, paths: Iterable[str], fields: list[str] = PLAIN) -> list[Row]:
         return self._in("key", (rows.key(kind, path) for path in paths), fields=fields)
@@ -290,7 +290,7 @@ class MilvusStore(Store):
         """The new one is to find what the one before it finds."""
         share = min(1.0, 2 * effort.SAMPLE / max(1, len(self)))  # ids are as good as random
         condition = f'{rows.images()} and id < "{int(share * 0xFFFFFFFF):08x}~"'
-        sound = map(rows.vector, self._server.query(condition, ALL, effort.SAMPLE))
+        sound = map(rows.vector, self._server.query(condition, ALL, limit=effort.SAMPLE))
         queries = effort.views(np.array([one for one in sound if one is not None]).reshape(-1, self.meta.dim))
         expected = self._search(queries, effort.NEIGHBOURS, None, False, now).ids
         structures.replace(self._server, kind, self.meta.dim)
