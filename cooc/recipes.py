@@ -75,8 +75,8 @@ class DescriptorConfig:
                 raise UnknownNameError(kind, name, known)
         for option, _ in self.options:
             if option not in POOLINGS[self.pooling].options:
-                known = _settings() + POOLINGS[self.pooling].options
-                raise UnknownNameError(f"setting, or option of {self.pooling},", option, known)
+                choices = _settings() + POOLINGS[self.pooling].options
+                raise UnknownNameError(f"setting, or option of {self.pooling},", option, choices)
         if self.size < 1 or self.dim < 0 or not self.scales or not all(0 < s <= 1 for s in self.scales):
             raise InputError("size must be at least 1, dim at least 0, and scales lie in (0, 1]: nothing is upsampled.")
         if self.radius < 0 or not 0 < self.sigma < math.inf:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from cooc.errors import InputError, StoreDamagedError, StoreError
+from cooc.errors import InputError, StoreDamagedError
 from cooc.index import create_store, is_folder, open_store, without_password
 from cooc.index.embedded import store as embedded
-from cooc.index.embedded.database import explained
 from cooc.index.embedded.swapping import put_in_place
+from cooc.index.embedded.upkeep import appearing
 from cooc.index.records import Filter, Forgotten, now, show
 from cooc.index.store import Block, Store, blocks, intact
 
@@ -24,18 +23,8 @@ log = logging.getLogger("cooc")
 
 def copy_to_folder(dest: str, store: Store) -> None:
     """Write all of a store to a new index in `dest`, which appears when it is complete."""
-    target = Path(dest)
-    if target.exists():
-        raise StoreError(f"{show(target)} exists already: name a folder that does not.")
-    new = target.with_name(target.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    try:
-        with embedded.create_store(str(new), store.meta) as copy:
-            _fill(copy, store)
-        with explained(target):
-            new.replace(target)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+    with appearing(Path(dest)) as new, embedded.create_store(str(new), store.meta) as copy:
+        _fill(copy, store)
 
 
 def _fill(copy: Store, store: Store) -> None:

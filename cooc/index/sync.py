@@ -27,7 +27,7 @@ from cooc.index.examine import CHANGED, Candidate, Examined
 from cooc.index.records import BadFile, Filter, Record
 from cooc.index.report import Problem, Progress, Report, Stop
 from cooc.index.run import FAILURES, Run
-from cooc.index.store import Store, intact
+from cooc.index.store import Store, blocks, intact
 from cooc.pictures import Collection, Entry
 from cooc.pictures.faults import blame
 
@@ -183,9 +183,8 @@ class _Run(Run):
 
     def _changed(self, files: Iterable[Entry]) -> Iterator[Candidate]:
         """Without the files whose size and time are those that the index knows."""
-        remaining = iter(files)
         last: list[Candidate] = []  # what a machine failed on in an earlier run: may others come before it fails again
-        while chunk := list(itertools.islice(remaining, CHUNK)):
+        for chunk in blocks(files, CHUNK):
             for file, known in zip(chunk, self.store.find([file.name for file in chunk]), strict=True):
                 if self.stopped() or self.failure is not None:  # what was read before is described still
                     return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -101,21 +101,31 @@ def tidy(connection: Connection, cache: Cache) -> None:
         cache.follow(connection)  # before the commit: who finds the new epoch finds its file
 
 
-def snapshot(read: Reading, target: Path) -> None:
-    """A copy of the database, which appears when it is complete; its cache is made when it is first searched."""
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """A folder to be filled, which takes that name when it is complete."""
     if target.exists():
         raise StoreError(f"{show(target)} exists already: name a folder that does not.")
     new = target.with_name(target.name + ".new")
     with explained(target):
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
+        try:
+            yield new
+            new.replace(target)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+def snapshot(read: Reading, target: Path) -> None:
+    """A copy of the database; its cache is made when it is first searched."""
+    with appearing(target) as new:
         copy = os.fsencode(database(new))
         read(partial(_vacuum, copy))
         with closing(connect(new, write=True)) as connection:
             connection.execute("UPDATE state SET epoch = ?, graph = 0, graph_crc = 0, graph_ef = 0", (uuid4().hex,))
         with database(new).open("rb") as file:
             os.fsync(file.fileno())
-        new.replace(target)
 
 
 def _vacuum(copy: bytes, connection: Connection, _: IndexFile) -> None:

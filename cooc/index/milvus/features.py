@@ -17,6 +17,7 @@ from cooc.errors import InputError, StoreError
 from cooc.files import write_whole
 from cooc.index.milvus.address import Address
 from cooc.index.store import blocks
+from cooc.pictures.objects import file_system
 
 CHECK = 8  # bytes of the checksum
 READ = 64  # codes read at once
@@ -41,15 +42,8 @@ class FeatureFiles:
     """Codes by content (sha256)."""
 
     def __init__(self, url: str) -> None:
-        import fsspec  # comes with torch; the stores' own packages do not
-
         self.url = url
-        try:
-            self._files, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
-            raise InputError(
-                f"Local features in {url!r} cannot be reached ({error}). For buckets: pip install 'cooc[cloud]'"
-            ) from error
+        self._files, self._root = file_system(url)
         self._local = "file" in self._files.protocol
 
     def _path(self, sha256: str) -> str:

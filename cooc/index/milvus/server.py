@@ -25,7 +25,7 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import ConnectionConfigException, MilvusException
 
 from cooc.errors import StoreError, StoreLockedError
-from cooc.index.checks import closed, missing, read_only
+from cooc.index.checks import closed, locked, missing, read_only
 from cooc.index.milvus.address import Address
 
 _T = TypeVar("_T")
@@ -158,11 +158,8 @@ class Server:
 
     def _locked(self, holder: dict[str, Any]) -> StoreLockedError:
         who = f"process {holder['pid']} on {holder['machine'].split()[0]}" if "pid" in holder else "it has just begun"
-        return StoreLockedError(
-            f"Another process is writing to the index at {self.address.shown}: {who}. Wait until it is done, or stop "
-            f"it; on another machine, its place is free {EXPIRY / 60:.0f} minutes after its last change. Reading is "
-            "possible meanwhile."
-        )
+        expiry = f"; on another machine, its place is free {EXPIRY / 60:.0f} minutes after its last change"
+        return locked(self.address.place, who, expiry)
 
     # errors
 

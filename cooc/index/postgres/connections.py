@@ -27,7 +27,7 @@ from psycopg.pq import Format
 
 from cooc.errors import InputError, StoreDamagedError, StoreError, StoreLockedError
 from cooc.index import without_password
-from cooc.index.checks import closed, missing, read_only
+from cooc.index.checks import closed, locked, missing, read_only
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _T = TypeVar("_T")
@@ -166,10 +166,7 @@ class Server:
             " locktype = 'advisory' AND classid = %s AND objid = n.oid AND objsubid = 2 AND nspname = %s",
             (LOCK, self.address.schema),
         ).fetchone()
-        return StoreLockedError(
-            f"Another process is writing to the index at {self.address.shown}: {(row and row[0]) or 'it does not say'}."
-            " Wait until it is done, or stop it; reading is possible meanwhile."
-        )
+        return locked(self.address.place, (row and row[0]) or "it does not say")
 
     # using them
 
