@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from cooc.errors import StoreDamagedError, StoreError, StoreLockedError, StoreMismatchError, VectorDamagedError
+from cooc.errors import StoreDamagedError, StoreError, StoreLockedError, StoreMismatchError
 from cooc.index.checks import closed
 from cooc.index.embedded.cache import Cache
 from cooc.index.embedded.coding import Coding
@@ -75,9 +75,8 @@ class Reading:
                     finally:
                         connection.rollback()
             except Exception as error:
-                damaged = isinstance(error, StoreDamagedError) and not isinstance(error, VectorDamagedError)
-                first = pause == PAUSES[0]
-                again = pause is not None and (connection.moved() or (damaged and first))
+                damaged = isinstance(error, StoreDamagedError)
+                again = pause is not None and (connection.moved() or (damaged and pause == PAUSES[0]))
                 self._put_back(connection, drop=again or damaged)
                 if not again:
                     raise
