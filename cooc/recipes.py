@@ -14,8 +14,8 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,8 @@ class DescriptorConfig:
                 raise UnknownNameError(kind, name, known)
         for option, _ in self.options:
             if option not in POOLINGS[self.pooling].options:
-                raise UnknownNameError(f"setting, or option of {self.pooling},", option, _settings(self.pooling))
+                choices = _settings() + POOLINGS[self.pooling].options
+                raise UnknownNameError(f"setting, or option of {self.pooling},", option, choices)
         if self.size < 1 or self.dim < 0 or not self.scales or not all(0 < s <= 1 for s in self.scales):
             raise InputError("size must be at least 1, dim at least 0, and scales lie in (0, 1]: nothing is upsampled.")
         if self.radius < 0 or not 0 < self.sigma < math.inf:
@@ -84,9 +85,7 @@ class DescriptorConfig:
             raise InputError('cooccurrence="learned" needs filter=, a filter file (.npy or .safetensors).')
 
     def replace(self, **changes: Any) -> DescriptorConfig:
-        unknown = set(changes) - {field.name for field in dataclasses.fields(self)}
-        if unknown:
-            raise UnknownNameError("setting", min(unknown), [field.name for field in dataclasses.fields(self)])
+        _check_settings(changes)
         return dataclasses.replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,10 +93,7 @@ class DescriptorConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DescriptorConfig:
-        fields = {field.name for field in dataclasses.fields(cls)}
-        for name in values:
-            if name not in fields:
-                raise UnknownNameError("setting", name, fields)
+        _check_settings(values)
         options = tuple(dict(values.get("options", ())).items())
         return cls(**{**values, "scales": tuple(values.get("scales", (1.0,))), "options": options})
 
@@ -179,8 +175,14 @@ def _plain(value: float) -> float:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _settings(pooling: str) -> list[str]:
-    return [field.name for field in dataclasses.fields(DescriptorConfig)] + POOLINGS[pooling].options
+def _settings() -> list[str]:
+    return [field.name for field in dataclasses.fields(DescriptorConfig)]
+
+
+def _check_settings(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in _settings():
+            raise UnknownNameError("setting", name, _settings())
 
 
 def find_filter(name: str) -> Path:
@@ -233,75 +235,61 @@ class Recipe:
     source: str
 
 
-def _linear(pooling: str, source: str, mask: str = "none", cooccurrence: str = "none") -> tuple[DescriptorConfig, str]:
-    config = DescriptorConfig(pooling=pooling, mask=mask, cooccurrence=cooccurrence, whitening="landmarks", dim=512)
-    return config, source
+def _recipe(name: str, source: str, base: DescriptorConfig, **changes: Any) -> Recipe:
+    return Recipe(name, base.replace(**changes), source)
 
 
-def _bilinear(
-    source: str, mask: str = "none", cooccurrence: str = "direct", dim: int = 512, scales: tuple[float, ...] = (1.0,)
-) -> tuple[DescriptorConfig, str]:
-    config, _ = _linear("compact-bilinear", source, mask, cooccurrence)
-    return replace(config, options=SKETCH, dim=dim, scales=scales), source
+_LINEAR = DescriptorConfig(cooccurrence="none", whitening="landmarks", dim=512)
+_WEIGHTED = _LINEAR.replace(cooccurrence="direct")
+_BILINEAR = _WEIGHTED.replace(pooling="compact-bilinear", options=SKETCH)
+_TOP_DOWN = _BILINEAR.replace(mask="top-down")
+_LEARNED = _BILINEAR.replace(cooccurrence="learned", filter="landmarks")
+# The filter and the network's last block, learned together.
+_DEEP = _LEARNED.replace(layer="conv5_3", mask="top-down", filter="landmarks-deep", tuning="landmarks")
+# What a laptop can bear: a fifth of VGG16's arithmetic, and pictures of 640 pixels.
+_RESNET = _LINEAR.replace(pooling="gem", backbone="resnet50-caffe", layer="", size=640)
+_MS = {"dim": 8192, "scales": MULTI_SCALE}
 
-
-def _learned(source: str, dim: int = 512, scales: tuple[float, ...] = (1.0,)) -> tuple[DescriptorConfig, str]:
-    config, _ = _bilinear(source, dim=dim, scales=scales)
-    return replace(config, cooccurrence="learned", filter="landmarks"), source
-
-
-def _light(source: str) -> tuple[DescriptorConfig, str]:
-    """The paper's linear pooling on a network for people without a GPU."""
-    config, _ = _linear("chco-sct", source, cooccurrence="direct")
-    return config.replace(backbone="efficientnet-lite0", layer=""), source
-
-
-def _resnet(source: str, tuning: str = "") -> tuple[DescriptorConfig, str]:
-    """What a laptop can bear: a fifth of VGG16's arithmetic, and pictures of 640 pixels."""
-    config, _ = _linear("gem", source)
-    return config.replace(backbone="resnet50-caffe", layer="", size=640, tuning=tuning), source
-
-
-def _deep(source: str, dim: int = 512, scales: tuple[float, ...] = (1.0,)) -> tuple[DescriptorConfig, str]:
-    """The filter and the network's last block, learned together."""
-    config, _ = _bilinear(source, "top-down", dim=dim, scales=scales)
-    config = config.replace(layer="conv5_3", cooccurrence="learned", filter="landmarks-deep", tuning="landmarks")
-    return config, source
-
-
-_TABLE: dict[str, tuple[DescriptorConfig, str]] = {
-    "ucrow": _linear("ucrow", "table 1 and 6: ucrow"),
-    "crow": _linear("crow", "table 1 and 6: crow (Kalantidis et al. 2016)"),
-    "spoc": _linear("spoc", "table 6: SPoC (Babenko and Lempitsky 2015)"),
-    "mac": _linear("mac", "table 6: MAC (Tolias et al. 2016)"),
-    "rmac": _linear("rmac", "table 6: R-MAC (Tolias et al. 2016)"),
-    "gem": _linear("gem", "table 6: GeM, p = 3 (Radenovic et al. 2018)"),
-    "chco": _linear("chco", "ablation of Eq. 7: channel weights alone", cooccurrence="direct"),
-    "sct": _linear("sct", "ablation of Eq. 7: spatial weights alone", cooccurrence="direct"),
-    "paper-linear": _linear("chco-sct", "table 1: ChCO-SC_T", cooccurrence="direct"),
-    "paper-linear-topdown": _linear("chco-sct", "table 1, 5 and 6: ChCO-SC_T + SpTD", "top-down", "direct"),
-    "paper-linear-centre": _linear("chco-sct", "table 1 and 5: ChCO-SC_T + SpCt", "centre", "direct"),
-    "shih-linear-topdown": _linear("chco-sct", "table 5: Shih ChCO-SC_T + SpTD", "top-down", "shih"),
-    "paper-bilinear-aa": _bilinear("table 2: BP(AA)", cooccurrence="none"),
-    "paper-bilinear": _bilinear("table 2: BP(AC_T)"),
-    "paper-bilinear-topdown": _bilinear("table 2, 3 and 5: BP(AC_T) + SpTD", "top-down"),
-    "paper-bilinear-topdown-1024": _bilinear("table 3: BP(AC_T) + SpTD, 1024", "top-down", dim=1024),
-    "paper-bilinear-topdown-2048": _bilinear("table 3: BP(AC_T) + SpTD, 2048", "top-down", dim=2048),
-    "paper-bilinear-topdown-4096": _bilinear("table 3 and 5: BP(AC_T) + SpTD, 4096", "top-down", dim=4096),
-    "shih-bilinear-topdown": _bilinear("table 5: Shih BP(AC_T) + SpTD, 512", "top-down", "shih"),
-    "shih-bilinear-topdown-4096": _bilinear("table 5: Shih BP(AC_T) + SpTD, 4096", "top-down", "shih", 4096),
-    "paper-bilinear-aa-ms": _bilinear("table 4: BP(AA) + ms, 8192", "none", "none", 8192, MULTI_SCALE),
-    "resnet-gem": _resnet("our measurement: docs/performance.md"),
-    "resnet-tuned": _resnet("our measurement: docs/training.md", tuning="landmarks"),
-    "light": _light("our measurement: docs/performance.md"),
-    "paper-bilinear-ms": _bilinear("table 4 and 6: BP(AC_T) + ms, 8192", "none", "direct", 8192, MULTI_SCALE),
-    "learned": _learned("section 5, our filter: BP(AC_T) learned"),
-    "learned-deep": _deep("our filter and last block: BP(AC_T) + SpTD learned"),
-    "learned-deep-ms": _deep("our filter and last block: BP(AC_T) + SpTD learned + ms, 8192", 8192, MULTI_SCALE),
-    "learned-ms": _learned("table 4 and 6, our filter: BP(AC_T) learned + ms, 8192", 8192, MULTI_SCALE),
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        _recipe("ucrow", "table 1 and 6: ucrow", _LINEAR, pooling="ucrow"),
+        _recipe("crow", "table 1 and 6: crow (Kalantidis et al. 2016)", _LINEAR, pooling="crow"),
+        _recipe("spoc", "table 6: SPoC (Babenko and Lempitsky 2015)", _LINEAR, pooling="spoc"),
+        _recipe("mac", "table 6: MAC (Tolias et al. 2016)", _LINEAR, pooling="mac"),
+        _recipe("rmac", "table 6: R-MAC (Tolias et al. 2016)", _LINEAR, pooling="rmac"),
+        _recipe("gem", "table 6: GeM, p = 3 (Radenovic et al. 2018)", _LINEAR, pooling="gem"),
+        _recipe("chco", "ablation of Eq. 7: channel weights alone", _WEIGHTED, pooling="chco"),
+        _recipe("sct", "ablation of Eq. 7: spatial weights alone", _WEIGHTED, pooling="sct"),
+        _recipe("paper-linear", "table 1: ChCO-SC_T", _WEIGHTED),
+        _recipe("paper-linear-topdown", "table 1, 5 and 6: ChCO-SC_T + SpTD", _WEIGHTED, mask="top-down"),
+        _recipe("paper-linear-centre", "table 1 and 5: ChCO-SC_T + SpCt", _WEIGHTED, mask="centre"),
+        _recipe("shih-linear-topdown", "table 5: Shih ChCO-SC_T + SpTD", _LINEAR, mask="top-down", cooccurrence="shih"),
+        _recipe("paper-bilinear-aa", "table 2: BP(AA)", _BILINEAR, cooccurrence="none"),
+        _recipe("paper-bilinear", "table 2: BP(AC_T)", _BILINEAR),
+        _recipe("paper-bilinear-topdown", "table 2, 3 and 5: BP(AC_T) + SpTD", _TOP_DOWN),
+        _recipe("paper-bilinear-topdown-1024", "table 3: BP(AC_T) + SpTD, 1024", _TOP_DOWN, dim=1024),
+        _recipe("paper-bilinear-topdown-2048", "table 3: BP(AC_T) + SpTD, 2048", _TOP_DOWN, dim=2048),
+        _recipe("paper-bilinear-topdown-4096", "table 3 and 5: BP(AC_T) + SpTD, 4096", _TOP_DOWN, dim=4096),
+        _recipe("shih-bilinear-topdown", "table 5: Shih BP(AC_T) + SpTD, 512", _TOP_DOWN, cooccurrence="shih"),
+        _recipe(
+            "shih-bilinear-topdown-4096",
+            "table 5: Shih BP(AC_T) + SpTD, 4096",
+            _TOP_DOWN,
+            cooccurrence="shih",
+            dim=4096,
+        ),
+        _recipe("paper-bilinear-aa-ms", "table 4: BP(AA) + ms, 8192", _BILINEAR, cooccurrence="none", **_MS),
+        _recipe("resnet-gem", "our measurement: docs/performance.md", _RESNET),
+        _recipe("resnet-tuned", "our measurement: docs/training.md", _RESNET, tuning="landmarks"),
+        _recipe("light", "our measurement: docs/performance.md", _WEIGHTED, backbone="efficientnet-lite0", layer=""),
+        _recipe("paper-bilinear-ms", "table 4 and 6: BP(AC_T) + ms, 8192", _BILINEAR, **_MS),
+        _recipe("learned", "section 5, our filter: BP(AC_T) learned", _LEARNED),
+        _recipe("learned-deep", "our filter and last block: BP(AC_T) + SpTD learned", _DEEP),
+        _recipe("learned-deep-ms", "our filter and last block: BP(AC_T) + SpTD learned + ms, 8192", _DEEP, **_MS),
+        _recipe("learned-ms", "table 4 and 6, our filter: BP(AC_T) learned + ms, 8192", _LEARNED, **_MS),
+    )
 }
-
-RECIPES: dict[str, Recipe] = {name: Recipe(name, config, source) for name, (config, source) in _TABLE.items()}
 
 
 def find_recipe(name: str) -> Recipe:
@@ -369,7 +357,7 @@ def _change(config: DescriptorConfig, change: str) -> DescriptorConfig:
         return config.replace(scales=MULTI_SCALE)
     if change == "raw":
         return config.replace(whitening="", dim=0)
-    kinds = {field.name: field.type for field in fields(config) if field.name != "options"}
+    kinds = {field.name: field.type for field in dataclasses.fields(config) if field.name != "options"}
     if not text:
         raise UnknownNameError("change of a recipe", change, ["ms", "raw", *(f"{k}=..." for k in kinds)])
     try:

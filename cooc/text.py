@@ -31,7 +31,7 @@ from cooc.index.engine import Here
 from cooc.index.records import Filter, StoreMeta
 from cooc.index.report import Progress, Report
 from cooc.index.shortlist import Options, Results, find_matches
-from cooc.index.store import Store
+from cooc.index.store import Store, blocks
 from cooc.index.sync import add_files
 from cooc.pictures import Collection
 from cooc.pictures.batches import Item
@@ -106,21 +106,15 @@ class Model:
         self, items: Iterable[Item], *, workers: int | None = None, beside: Beside | None = None
     ) -> Iterator[tuple[Item, Floats | CoocError]]:
         """As a descriptor's, for `cooc.index.engine`: in this process, for the index has decoded them all before."""
-        waiting: list[tuple[Item, NDArray[np.uint8]]] = []
-        for item in items:
-            try:
-                waiting.append((item, load_image(item.picture, size=LONGEST)))
-            except CoocError as error:
-                yield item, error
-            if len(waiting) == BATCH:
-                yield from self._described(waiting)
-                waiting = []
-        if waiting:
-            yield from self._described(waiting)
-
-    def _described(self, waiting: list[tuple[Item, NDArray[np.uint8]]]) -> Iterator[tuple[Item, Floats]]:
-        vectors = self.pictures(pixels for _, pixels in waiting)
-        yield from ((item, vector) for (item, _), vector in zip(waiting, vectors, strict=True))
+        for block in blocks(items, BATCH):
+            decoded = list[tuple[Item, NDArray[np.uint8]]]()
+            for item in block:
+                try:
+                    decoded.append((item, load_image(item.picture, size=LONGEST)))
+                except CoocError as error:
+                    yield item, error
+            vectors = self.pictures(pixels for _, pixels in decoded) if decoded else ()
+            yield from ((item, vector) for (item, _), vector in zip(decoded, vectors, strict=True))
 
 
 def update(

@@ -110,10 +110,10 @@ class Memory(Store):
             for records, vectors, codes in map(self._checked, blocks):
                 new.codes |= codes
                 latest = {record.path: (record, row) for record, row in zip(records, vectors.copy(), strict=True)}
-                tagged, used = given_back([record for record, _ in latest.values()], new.forgotten.values())
+                had = {path: new.images[path][0].tags for path in latest if path in new.images}
+                tagged, used = given_back([record for record, _ in latest.values()], new.forgotten.values(), had)
                 for record in tagged:
-                    before = new.images[record.path][0].tags if record.path in new.images else frozenset()
-                    new.images[record.path] = replace(record, tags=record.tags | before), latest[record.path][1]
+                    new.images[record.path] = record, latest[record.path][1]
                     new.bad.pop(record.path, None)
                 for key in used:
                     del new.forgotten[key]
@@ -239,12 +239,8 @@ class Memory(Store):
     # upkeep
 
     def snapshot(self, dest: str) -> None:
-        tables = self._now
-        images = [
-            Block([record], vector[None], [tables.codes.get(record.sha256)])
-            for record, vector in tables.images.values()
-        ]
-        copy_to_folder(dest, self, images, self.bad_files())
+        with self._kept.lock:  # nobody changes it meanwhile
+            copy_to_folder(dest, self)
 
     def _problems(self) -> list[str]:
         return [path for path, (record, _) in self._now.images.items() if path != record.path]

@@ -22,12 +22,12 @@ from cooc.activations import (
     CAFFE_STD,
     IMAGENET_MEAN,
     IMAGENET_STD,
-    SameConv2d,
     build_backbone,
     resolve_device,
     resolve_dtype,
 )
 from cooc.errors import InputError, UnknownNameError, WeightsError
+from cooc.networks import SameConv2d
 from cooc.weights.readers import read_keras_resnet50
 from tests.reference import keras_resnet50
 

@@ -94,9 +94,9 @@ def mean_curve(dataset: Dataset, rankings: Sequence[ArrayLike], protocol: str) -
     return np.mean(curves, axis=0) if curves else np.full(len(RECALL), np.nan)
 
 
-def first_names(dataset: Dataset, rankings: Sequence[ArrayLike], k: int = 10) -> list[list[str]]:
-    """Names of the first k pictures for each query."""
-    return [[dataset.image_paths[i].stem for i in np.asarray(ranking)[:k]] for ranking in rankings]
+def first_names(dataset: Dataset, rankings: Sequence[ArrayLike]) -> list[list[str]]:
+    """Names of the first ten pictures for each query."""
+    return [[dataset.image_paths[i].stem for i in np.asarray(ranking)[:10]] for ranking in rankings]
 
 
 def write_result(result: dict[str, Any], folder: Path) -> Path:

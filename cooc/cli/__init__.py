@@ -16,7 +16,8 @@
     warm.py           a process that stays for a while, so that the next search need not load anything
     matching.py       match
     serving.py        serve, explain
-    training.py       train, filter show | compress | import
+    training.py       train
+    filters.py        filter show | compress | import
     benching.py       bench DATASET, data list | check | where
     reporting.py      tables, compare
     planning.py       plan
@@ -147,4 +148,4 @@ def run(app: Callable[..., None]) -> None:
 
 # Each adds its commands to app.
 from cooc.cli import benching, calibrating, copies, describing, holding, indexing, matching  # noqa: E402, F401, I001
-from cooc.cli import planning, reporting, searching, serving, training, upkeep, watching, weights  # noqa: E402, F401
+from cooc.cli import planning, reporting, searching, serving, filters, training, upkeep, watching, weights  # noqa: E402, F401

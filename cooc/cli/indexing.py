@@ -147,10 +147,9 @@ def index(
 
 def follow_with_text(search: ImageSearch, model: str, device: str, quiet: bool, as_json: bool) -> None:
     """Describe for words what the index has and they have not, where that is wanted."""
-    from cooc.index import is_folder
-    from cooc.text import PLACE, update
+    from cooc.text import knows_words, update
 
-    if not model and not (is_folder(search.index_path) and (Path(search.index_path) / PLACE).is_dir()):
+    if not model and not knows_words(search.index_path):
         return
     with running(search, quiet, as_json) as progress:
         done = update(search.index_path, search.store, search.collection, model, device=device, progress=progress)

@@ -59,18 +59,12 @@ class Explanation:
 
 
 def explain(
-    descriptor: Descriptor,
-    query: Picture | Tensor,
-    match: Picture | Tensor,
-    *,
-    query_box: Box | None = None,
-    most: float = MOST,
+    descriptor: Descriptor, query: Picture | Tensor, match: Picture | Tensor, *, query_box: Box | None = None
 ) -> Explanation:
     """The score of `match` for `query` (or the part of it in `query_box`), taken apart over the positions of both."""
     sides = [_Side(descriptor, query, query_box), _Side(descriptor, match, None)]
     q, x = (side.vector for side in sides)
-    query_shares, match_shares = sides[0].shares(x, most), sides[1].shares(q, most)
-    return Explanation(float(q @ x), query_shares, match_shares, _is_sum(descriptor))
+    return Explanation(float(q @ x), sides[0].shares(x), sides[1].shares(q), _is_sum(descriptor))
 
 
 class _Side:
@@ -96,7 +90,7 @@ class _Side:
             whiten = descriptor.whitening or torch.nn.Identity()
             self.vector = whiten(self.raw[None])[0].clone()  # (D,)
 
-    def shares(self, other: Tensor, most: float) -> Shares:
+    def shares(self, other: Tensor) -> Shares:
         """Of the score `self.vector . other`."""
         gradients = torch.autograd.grad(
             [torch.dot(g, f) for g, f in zip(self._directions(other), self.pooled, strict=True)],
@@ -109,7 +103,7 @@ class _Side:
         for gradient, (high, wide) in zip(gradients, self.heights, strict=True):
             share = gradient.cpu().double() / degree
             total += _spread(fine[0], share.shape[0], high) @ share @ _spread(fine[1], share.shape[1], wide).T
-        return self._in_pixels(total.float().numpy(), most)
+        return self._in_pixels(total.float().numpy())
 
     @torch.no_grad()
     def _directions(self, other: Tensor) -> list[Tensor]:
@@ -127,11 +121,11 @@ class _Side:
         lengths = torch.stack([torch.linalg.vector_norm(f) for f in self.pooled])
         return list(g * slopes / _or_one(torch.linalg.vector_norm(joined)) / _or_one(lengths)[:, None])
 
-    def _in_pixels(self, shares: NDArray[np.float32], most: float) -> Shares:
+    def _in_pixels(self, shares: NDArray[np.float32]) -> Shares:
         left, top, right, bottom = self.picture
         rows, columns = shares.shape
         region = (left, top, left + columns * self.cell, top + rows * self.cell)
-        cells = densest_box(shares, most)
+        cells = densest_box(shares)
         if cells is None:
             return Shares(shares, region, None)
         x0, y0, x1, y1 = (n * self.cell for n in cells)

@@ -181,14 +181,7 @@ class ChangingIndex(OpenIndex):
 
     @classmethod
     def import_vectors(
-        cls,
-        vectors: Path_,
-        paths: Path_,
-        index: Path_,
-        *,
-        root: Path_ | None = None,
-        name: str,
-        progress: Progress | None = None,
+        cls, vectors: Path_, paths: Path_, index: Path_, *, root: Path_ | None = None, name: str
     ) -> tuple[Self, Report]:
         """An index of vectors that another method made, called `name`; into one of that name, those of new pictures.
 
@@ -206,7 +199,7 @@ class ChangingIndex(OpenIndex):
             meta = made_by(config, name, config.hash, given.dim, kept)
             search = search or cls(create_store(address(index), meta), index)
             search._check(meta)
-            return search, sync.add_files(search.store, search.collection, given, given.paths, progress=progress)
+            return search, sync.add_files(search.store, search.collection, given, given.paths)
         except BaseException:
             if search is not None:
                 search.close()

@@ -215,7 +215,7 @@ class OpenIndex:
         text = os.fsdecode(path)
         if not os.path.isabs(text) and text not in ("", "."):  # noqa: PTH117
             plain = text.removeprefix("./").rstrip("/")
-            if self.store.find([plain])[0] or next(self.store.records(Filter(prefix=plain), limit=1), None):
+            if self.store.find([plain])[0] or self.store.holds(plain):
                 return plain
         return self.collection.name(text)
 

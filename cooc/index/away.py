@@ -10,12 +10,13 @@ when their pictures were indexed. A disk is known to be the same one when a sing
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from cooc.errors import counted
-from cooc.index.records import Filter, now
+from cooc.index.records import now
 from cooc.index.store import Store
 from cooc.pictures import Collection, Entry
 
@@ -31,7 +32,7 @@ def away_folders(store: Store) -> dict[str, str]:
 def forget_marks(store: Store) -> None:
     """Of folders that the index knows no picture of: they were removed."""
     marks = away_folders(store)
-    left = {folder: since for folder, since in marks.items() if next(_records(store, folder), None) is not None}
+    left = {folder: since for folder, since in marks.items() if store.holds(folder)}
     if left != marks:
         store.note(AWAY, left or None)
 
@@ -46,10 +47,6 @@ def which_are_away(store: Store, collection: Collection, files: Iterable[Entry])
 def inside(name: str, folder: str) -> bool:
     """Is it that folder, or below it?"""
     return not folder or name == folder or name.startswith(folder + "/")
-
-
-def _records(store: Store, folder: str) -> Iterator[object]:
-    return store.records(Filter(prefix=folder or None), limit=1)
 
 
 class Absence:
@@ -143,6 +140,4 @@ class Absence:
 def _path_to(folder: str) -> Iterator[str]:
     """The collection itself, then the folders on the way down: "a/b" -> "", "a", "a/b"."""
     yield ""
-    parts = folder.split("/") if folder else []
-    for i in range(len(parts)):
-        yield "/".join(parts[: i + 1])
+    yield from itertools.accumulate(folder.split("/") if folder else [], "{}/{}".format)

@@ -135,18 +135,18 @@ def fit(score: ArrayLike, match: ArrayLike) -> Calibration:
     return Calibration(float(slope), float(weights[1] - slope * x.mean()))
 
 
-def assess(p: Floats, right: NDArray[np.bool_], bins: int = BINS) -> dict[str, Any]:
+def assess(p: Floats, right: NDArray[np.bool_]) -> dict[str, Any]:
     """How true probabilities are: in each bin, what was promised and what came; their mean gap (ECE); Brier."""
-    which = np.minimum((p * bins).astype(int), bins - 1)
+    which = np.minimum((p * BINS).astype(int), BINS - 1)
     table = []
     gap = 0.0
-    for b in range(bins):
+    for b in range(BINS):
         members = which == b
         count = int(members.sum())
         if count:
             promised, came = float(p[members].mean()), float(right[members].mean())
             gap += count * abs(promised - came) / len(p)
-            table.append({"from": b / bins, "count": count, "promised": promised, "came": came})
+            table.append({"from": b / BINS, "count": count, "promised": promised, "came": came})
     return {
         "results": len(p),
         "matches": int(right.sum()),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cooc.errors import InputError, StoreError, StoreMissingError
+from cooc.errors import InputError, StoreError, StoreLockedError, StoreMissingError
 from cooc.index.records import FORMAT, Record, StoreMeta, show
 
 VECTOR_DAMAGED = "the vector is damaged; the next `cooc index` describes the picture again"
@@ -28,6 +28,13 @@ def read_only(place: str) -> StoreError:
 
 def closed(place: str) -> StoreError:
     return StoreError(f"The index {place} has been closed: open it again.")
+
+
+def locked(place: str, who: str, more: str = "") -> StoreLockedError:
+    return StoreLockedError(
+        f"Another process is writing to the index {place}: {who}. Wait until it is done, or stop it{more}; reading is "
+        "possible meanwhile."
+    )
 
 
 def check_format(place: str, found: int) -> None:

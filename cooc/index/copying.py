@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from cooc.errors import InputError, StoreDamagedError, StoreError
+from cooc.errors import InputError, StoreDamagedError
 from cooc.index import create_store, is_folder, open_store, without_password
 from cooc.index.embedded import store as embedded
-from cooc.index.embedded.database import explained
 from cooc.index.embedded.swapping import put_in_place
-from cooc.index.records import BadFile, Filter, Forgotten, now, show
+from cooc.index.embedded.upkeep import appearing
+from cooc.index.records import Filter, Forgotten, now, show
 from cooc.index.store import Block, Store, blocks, intact
 
 BLOCK = 1000  # images at a time
@@ -22,26 +21,16 @@ BLOCK = 1000  # images at a time
 log = logging.getLogger("cooc")
 
 
-def copy_to_folder(dest: str, store: Store, images: Iterable[Block], bad: Iterable[BadFile]) -> None:
-    """Write a store's images and the rest of it to a new index in `dest`, which appears when it is complete."""
-    target = Path(dest)
-    if target.exists():
-        raise StoreError(f"{show(target)} exists already: name a folder that does not.")
-    new = target.with_name(target.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    try:
-        with embedded.create_store(str(new), store.meta) as copy:
-            _fill(copy, store, images, bad)
-        with explained(target):
-            new.replace(target)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+def copy_to_folder(dest: str, store: Store) -> None:
+    """Write all of a store to a new index in `dest`, which appears when it is complete."""
+    with appearing(Path(dest)) as new, embedded.create_store(str(new), store.meta) as copy:
+        _fill(copy, store)
 
 
-def _fill(copy: Store, store: Store, images: Iterable[Block], bad: Iterable[BadFile]) -> None:
-    for block in images:
+def _fill(copy: Store, store: Store) -> None:
+    for block in intact_blocks(store, features=True):
         copy.add(*block)
-    copy.report_bad(bad)  # after the images: adding one of that path would end the report,
+    copy.report_bad(store.bad_files())  # after the images: adding one of that path would end the report,
     copy.remember(store.forgotten())  # and adding one of that content would use the tags up
     for name, value in store.notes().items():
         copy.note(name, value)
@@ -83,7 +72,7 @@ def restore(snapshot: str, index: str, *, root: str | None = None) -> int:
             )
         meta = replace(copy.meta, root=root or kept, storage="float32")
         with create_store(index, meta) as new:
-            _fill(new, copy, intact_blocks(copy, features=True), copy.bad_files())
+            _fill(new, copy)
             return len(new)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any
@@ -53,9 +52,7 @@ def parquet() -> Any:
 
 def _write_npy(meta: StoreMeta, blocks: Iterable[Block], file: Path) -> int:
     count = 0
-    with ExitStack() as stack:
-        data = stack.enter_context(replacing(file))
-        lines = stack.enter_context(replacing(file.with_suffix(".jsonl")))  # takes its place first
+    with replacing(file) as data, replacing(file.with_suffix(".jsonl")) as lines:  # the last takes its place first
         lines.write(json.dumps(asdict(meta)).encode() + b"\n")
         _npy_header(data, 0, meta.dim)
         for records, vectors, _ in blocks:

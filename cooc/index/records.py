@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -209,8 +209,10 @@ def in_sql(where: Filter | None, after: bytes = b"", *, value: str, tagged: str)
     return " AND ".join(clause for clause, _ in clauses) or "TRUE", [given for _, given in clauses]
 
 
-def given_back(records: Iterable[Record], kept: Iterable[Forgotten]) -> tuple[list[Record], set[tuple[str, str]]]:
-    """Records with the tags that were kept of their content, and what is used up by that: (sha256, path).
+def given_back(
+    records: Iterable[Record], kept: Iterable[Forgotten], had: Mapping[str, frozenset[str]]
+) -> tuple[list[Record], set[tuple[str, str]]]:
+    """Records with the tags that their paths had and those kept of their content; what is used up: (sha256, path).
 
     Of several copies of a picture each gets its own tags, if it comes back to its path; what is left goes to the rest.
     """
@@ -222,7 +224,8 @@ def given_back(records: Iterable[Record], kept: Iterable[Forgotten]) -> tuple[li
     for record in records:
         paths = by_content.get(record.sha256, {})
         own = [record.path] if record.path in paths else [p for p in paths if (record.sha256, p) not in at_home]
-        found.append(replace(record, tags=record.tags.union(*(paths[path] for path in own))))
+        tags = record.tags.union(had.get(record.path, ()), *(paths[path] for path in own))
+        found.append(replace(record, tags=tags))
         used |= {(record.sha256, path) for path in own}
     return found, used
 

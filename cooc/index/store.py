@@ -194,6 +194,10 @@ class Store(ABC):
     ) -> Iterator[Record]:
         """In the order of their paths (as bytes), from behind `after`; read in pages, so memory stays flat."""
 
+    def holds(self, folder: str) -> bool:
+        """Is there any image below it? "" is the root."""
+        return next(self.records(Filter(prefix=folder or None), limit=1), None) is not None
+
     def tally(self) -> Tally:
         """By reading all records; an engine may know a faster way."""
         tally = Tally(Counter(), Counter(), Counter())
@@ -334,13 +338,6 @@ def blocks(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
 def intact(store: Store, ids: Iterable[str]) -> tuple[list[str], Vectors]:
     """Which of these images are still there (another process may have removed some) and have good vectors; these."""
     wanted = list(ids)
-    while True:
-        try:
-            return wanted, store.vectors(wanted)
-        except VectorDamagedError as error:
-            wanted = [name for name in wanted if name not in error.ids]
-        except InputError:
-            left = [name for name, record in zip(wanted, store.get(wanted), strict=True) if record is not None]
-            if len(left) == len(wanted):
-                raise
-            wanted = left
+    found = store._vectors({id_bytes(name) for name in wanted})
+    good = [name for name in wanted if name in found and found[name][1] is not None]
+    return good, np.array([found[name][1] for name in good], np.float32).reshape(len(good), store.meta.dim)

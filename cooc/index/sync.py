@@ -20,14 +20,14 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from cooc.errors import CoocError, ImageError, InputError, MachineError, UnreadableError, VectorDamagedError
+from cooc.errors import CoocError, ImageError, InputError, MachineError, UnreadableError
 from cooc.index.away import Absence, inside
-from cooc.index.engine import Engine, Made, Vector
+from cooc.index.engine import Engine, Made
 from cooc.index.examine import CHANGED, Candidate, Examined
 from cooc.index.records import BadFile, Filter, Record
 from cooc.index.report import Problem, Progress, Report, Stop
 from cooc.index.run import FAILURES, Run
-from cooc.index.store import Store
+from cooc.index.store import Store, blocks, intact
 from cooc.pictures import Collection, Entry
 from cooc.pictures.faults import blame
 
@@ -150,10 +150,8 @@ class _Run(Run):
 
     def _is_known_and_gone(self, name: str) -> bool:
         """A folder that had pictures and is surely not there: they are away, and other folders are gone through."""
-        if next(self.store.records(Filter(prefix=name or None), limit=1), None) is None:
-            return False
         try:
-            return self.collection.vacant(name, follow=self.follow)
+            return self.store.holds(name) and self.collection.vacant(name, follow=self.follow)
         except OSError:
             return False
 
@@ -185,9 +183,8 @@ class _Run(Run):
 
     def _changed(self, files: Iterable[Entry]) -> Iterator[Candidate]:
         """Without the files whose size and time are those that the index knows."""
-        remaining = iter(files)
         last: list[Candidate] = []  # what a machine failed on in an earlier run: may others come before it fails again
-        while chunk := list(itertools.islice(remaining, CHUNK)):
+        for chunk in blocks(files, CHUNK):
             for file, known in zip(chunk, self.store.find([file.name for file in chunk]), strict=True):
                 if self.stopped() or self.failure is not None:  # what was read before is described still
                     return
@@ -245,20 +242,13 @@ class _Run(Run):
                 self.pending.touches[name] = seen.file.mtime_ns
                 self.absence.recognise(name, gone)
                 return True
-        vector = self._vector_of(twins)
-        if vector is None:
+        good, vectors = intact(self.store, [twin.id for twin in twins])
+        if not good:
             return False
         self.report.copied += 1
         tags = frozenset[str]().union(*(twin.tags for twin in away))  # perhaps its disk has another name now
-        self.pending.described.append((replace(seen.record, tags=tags), Made(vector)))  # features go with the content
+        self.pending.described.append((replace(seen.record, tags=tags), Made(vectors[0])))  # features go by content
         return True
-
-    def _vector_of(self, twins: Iterable[Record]) -> Vector | None:
-        for twin in twins:
-            with suppress(VectorDamagedError):
-                vector: Vector = self.store.vectors([twin.id])[0]
-                return vector
-        return None
 
     def _is_missing(self, twin: Record) -> bool:
         """Surely not there. What only cannot be reached (permission, a broken disk) may still be."""

@@ -134,10 +134,10 @@ def _grouped(pictures: Iterable[_Decoded | Bad], batch_pixels: int, hold_pixels:
 
 
 def decode(
-    items: Iterable[Item], *, size: int, min_side: int = 1, workers: int = 0, beside: Beside | None = None
+    items: Iterable[Item], *, size: int, workers: int = 0, beside: Beside | None = None
 ) -> Generator[tuple[Item, Pixels | CoocError], None, None]:
     """Items in order, each with its pixels (H, W, 3) or the error why there are none."""
-    for picture in _decoded(items, size, min_side, workers, 0, beside):
+    for picture in _decoded(items, size, 1, workers, 0, beside):
         if isinstance(picture, Bad):
             yield picture.item, picture.error
         else:

@@ -18,28 +18,23 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
-import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from io import BytesIO
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image
 
-from cooc.errors import CoocError, ImageError, InputError
+from cooc.errors import CoocError, InputError
 from cooc.pictures.boxes import Box, clip
-from cooc.pictures.effort import check_effort
 from cooc.pictures.exif import TURNS, orientation_of, read_exif, taken
-from cooc.pictures.faults import blame, exhausted, machine_error, open_regular, read_failure
-from cooc.pictures.pixels import from_array, to_rgb
+from cooc.pictures.faults import blame
+from cooc.pictures.opening import Source, check_size, opened, pillow_switches
+from cooc.pictures.pixels import to_rgb
 
-Picture: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO | Image.Image | npt.NDArray[Any] | Decoded"
+Picture: TypeAlias = "Source | Decoded"
 
 MAX_PIXELS = 300_000_000  # larger than any camera's picture, small enough to decode in a few GB
 
@@ -51,9 +46,6 @@ EXTENSIONS = frozenset(
     .pgm .png .pnm .ppm .psd .pxr .qoi .ras .rgb .rgba .sgi .tga .tif .tiff .vda .vst .webp .xbm .xpm
     """.split()  # noqa: SIM905
 )
-# Formats that Pillow recognises but cannot decode alone, or (EPS; IPTC may wrap it) by running a program on them.
-_REFUSED = {"BUFR", "EPS", "FPX", "GRIB", "HDF5", "IPTC", "MIC", "MPEG", "WMF"}
-
 ENOUGH = 0.96  # of the pixels that are asked for, where a fraction of a JPEG has them
 LEAST = 64  # pixels: a reduced decode rounds its sides up, nothing in a photo, a distortion in a sliver
 
@@ -86,9 +78,6 @@ class Decoded:
     box: Box | None
     min_side: int
     view: View | None = None  # what `load_view` gives
-
-
-# -- pictures ----------------------------------------------------------------------------------------------------------
 
 
 def open_image(picture: Picture, *, size: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -161,7 +150,7 @@ def _scaled(found: _Upright, size: int | None, box: Box | None, name: str, max_p
             y1 * h / height - outer[1],
         )
         if outer != (0, 0, w, h):
-            with _pillow_switches(max_pixels):  # crop() has a pixel limit of its own
+            with pillow_switches(max_pixels):  # crop() has a pixel limit of its own
                 image = image.crop(outer)
         if target != image.size or inner != (0, 0, *image.size):
             image = image.resize(target, Image.Resampling.LANCZOS, box=inner)
@@ -210,7 +199,7 @@ def image_info(picture: Picture, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
     """Upright size, format and EXIF date, without decoding the picture. Broken EXIF counts as none."""
     if isinstance(picture, Decoded):
         return picture.info
-    with _opened(picture, max_pixels) as image:
+    with opened(picture, name_of(picture), max_pixels) as image:
         exif = read_exif(image)
         width, height = image.size if orientation_of(image, exif) < 5 else image.size[::-1]
         return ImageInfo(width, height, image.format, taken(exif))
@@ -225,10 +214,11 @@ class _Upright(NamedTuple):
 def _decode(picture: Picture, size: int | None, max_pixels: int) -> _Upright:
     if size is not None and size < 1:
         raise InputError(f"size must be at least 1 pixel, not {size}.")
-    with _opened(picture, max_pixels) as image:
+    source, name = picture.pixels if isinstance(picture, Decoded) else picture, name_of(picture)
+    with opened(source, name, max_pixels) as image:
         orientation = orientation_of(image, read_exif(image))
         width, height = image.size
-        reducible = image.format in ("JPEG", "MPO") and image is not picture
+        reducible = image.format in ("JPEG", "MPO") and image is not source
         target = _target(image.size, size)
         if reducible and min(target) >= LEAST:
             image.draft(None, target)
@@ -236,7 +226,7 @@ def _decode(picture: Picture, size: int | None, max_pixels: int) -> _Upright:
         else:
             image.load()
             width, height = image.size  # icons only know their size now
-        _check_size(image.size, max_pixels, name_of(picture))
+        check_size(image.size, max_pixels, name)
         plain = reducible and image.mode == "RGB"  # its own copy already
         upright = image if plain else to_rgb(image)
         if orientation in TURNS:
@@ -270,45 +260,6 @@ def _pad(pixels: npt.NDArray[np.uint8], min_side: int, name: str) -> npt.NDArray
     return pixels
 
 
-# -- safe decoding -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _opened(picture: Picture, max_pixels: int) -> Iterator[Image.Image]:
-    """The picture, its header read and checked, not yet decoded. What the body throws is explained, too."""
-    name = name_of(picture)
-    pixels = 0
-    stream: BinaryIO | None = None
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(_pillow_switches(max_pixels))
-            if isinstance(picture, Image.Image):
-                image = picture
-            elif isinstance(picture, (np.ndarray, Decoded)):
-                image = from_array(picture.pixels if isinstance(picture, Decoded) else picture)
-            else:
-                stream = stack.enter_context(_stream(picture, name))
-                check_effort(stream, name)
-                image = stack.enter_context(Image.open(stream, formats=_formats()))
-            _check_size(image.size, max_pixels, name)
-            pixels = image.width * image.height
-            yield image
-            if failure := read_failure(stream):
-                raise failure
-        except UnidentifiedImageError as error:
-            unknown = ImageError(
-                f"{name} is not a picture in a known format, or its beginning is damaged. "
-                "Open it in a viewer and save it as JPEG or PNG, or remove it."
-            )
-            raise blame(read_failure(stream) or error, name, content=unknown) from error
-        except Image.DecompressionBombError as error:
-            raise ImageError(_too_large(name, "more", max_pixels)) from error
-        except CoocError:
-            raise
-        except Exception as error:  # hostile files make decoders throw anything: struct.error, RecursionError, ...
-            raise blame(read_failure(stream) or error, name, pixels) from error
-
-
 @contextmanager
 def _blaming(name: str) -> Iterator[None]:
     try:
@@ -317,44 +268,6 @@ def _blaming(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise blame(error, name) from error
-
-
-@contextmanager
-def _stream(picture: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> Iterator[BinaryIO]:
-    """A seekable stream at its beginning, with something in it. Streams of the caller are read, never closed."""
-    stream: BinaryIO
-    with ExitStack() as stack:
-        if isinstance(picture, (str, os.PathLike)):
-            stream = stack.enter_context(open_regular(Path(os.fsdecode(picture))))
-        elif isinstance(picture, bytes):
-            stream = BytesIO(picture)
-        elif hasattr(picture, "read"):
-            if picture.seekable():
-                picture.seek(0)  # as Pillow does: a stream that was read before is still the same picture
-            content = picture.read()
-            if not isinstance(content, bytes):
-                raise ImageError(f"{name} gives text, not bytes. Open it in binary mode ('rb').")
-            stream = BytesIO(content)
-        else:
-            choices = "a path, bytes, a binary stream, a Pillow image or an array"
-            raise ImageError(f"A {type(picture).__name__} is not a picture. Give {choices}.")
-        if not stream.read(1):
-            raise ImageError(f"{name} is empty (0 bytes). Copy it again from where it came, or remove it.")
-        stream.seek(0)
-        yield stream
-
-
-def _check_size(size: tuple[int, int], max_pixels: int, name: str) -> None:
-    width, height = size
-    if width < 1 or height < 1:
-        raise ImageError(f"{name} has no pixels ({width}x{height}). Remove it.")
-    if width * height > max_pixels:
-        raise ImageError(_too_large(name, f"{width}x{height} pixels, more", max_pixels))
-
-
-def _too_large(name: str, size: str, max_pixels: int) -> str:
-    limit = f"the limit of {max_pixels / 1e6:g} megapixels"
-    return f"{name} has {size} than {limit}. If you trust it, reduce it with another program or raise max_pixels."
 
 
 def name_of(picture: object) -> str:
@@ -369,50 +282,3 @@ def name_of(picture: object) -> str:
     if isinstance(given, str) and given:
         return repr(given)
     return "<image>" if isinstance(picture, Image.Image) else "<stream>"
-
-
-@cache
-def _formats() -> tuple[str, ...]:
-    """What may be decoded. Here and not at import, because loading all plugins takes a while.
-
-    Pillow does without a plugin that cannot be loaded, for the rest of the process: so there must be room for them.
-    """
-    if lacking := exhausted():
-        raise machine_error("Pillow's decoders", lacking)
-    import pillow_heif
-
-    pillow_heif.register_heif_opener()
-    Image.init()
-    return tuple(name for name in Image.ID if name not in _REFUSED)
-
-
-_switches_lock = threading.Lock()
-_switches_limits: list[int] = []  # one for each decode under way
-_switches_restore = ExitStack()
-
-
-@contextmanager
-def _pillow_switches(max_pixels: int) -> Iterator[None]:
-    """Pillow's limits and warnings belong to the whole process: set while any thread decodes here, then put back.
-
-    The pixel limit must be Pillow's too, since only its decoders see the picture inside an icon or the tile of a TIFF.
-    """
-    with _switches_lock:
-        if not _switches_limits:
-            _switches_restore.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", module=r"(PIL|pillow_heif)\b")
-            _switches_restore.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
-            truncated = ImageFile.LOAD_TRUNCATED_IMAGES
-            _switches_restore.callback(setattr, ImageFile, "LOAD_TRUNCATED_IMAGES", truncated)
-            ImageFile.LOAD_TRUNCATED_IMAGES = False
-        _switches_limits.append(max_pixels)
-        Image.MAX_IMAGE_PIXELS = max(_switches_limits)
-    try:
-        yield
-    finally:
-        with _switches_lock:
-            _switches_limits.remove(max_pixels)
-            if _switches_limits:
-                Image.MAX_IMAGE_PIXELS = max(_switches_limits)
-            else:
-                _switches_restore.close()

@@ -83,7 +83,11 @@ class InParts(ABC):
         """Where the picture lies."""
 
     def fetch(self, file: Entry) -> Fetched:
-        return fetched(self._part(file))
+        part = self._part(file)
+        content = part.read()
+        whole = replace(part, content=content)
+        later = whole if len(content) <= KEPT else part
+        return Fetched(hashlib.sha256(content).hexdigest(), cast(BinaryIO, whole), cast(BinaryIO, later))
 
     def picture(self, file: Entry) -> Picture:
         return cast(BinaryIO, self._part(file))
@@ -94,7 +98,7 @@ class Objects(InParts):
 
     def __init__(self, url: str, endings: frozenset[str] = EXTENSIONS) -> None:
         self.url, self._endings = url.rstrip("/"), endings
-        self.files, self.base = _file_system(self.url)
+        self.files, self.base = file_system(self.url)
 
     def name(self, address: str | os.PathLike[str]) -> str:
         text = os.fsdecode(address).rstrip("/")
@@ -192,14 +196,7 @@ class Objects(InParts):
         return f"{self.base}/{name}" if name else self.base
 
 
-def fetched(part: Part) -> Fetched:
-    content = part.read()
-    whole = replace(part, content=content)
-    later = whole if len(content) <= KEPT else part
-    return Fetched(hashlib.sha256(content).hexdigest(), cast(BinaryIO, whole), cast(BinaryIO, later))
-
-
-def _file_system(url: str) -> tuple[Any, str]:
+def file_system(url: str) -> tuple[Any, str]:
     import fsspec  # comes with torch; the stores' own packages do not
 
     try:
@@ -207,7 +204,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise InputError(f"{url!r} needs a package that is not here ({error}). pip install 'cooc[cloud]'") from error
     except ValueError as error:
-        raise InputError(f"{url!r} is no address of pictures ({error}).") from error
+        raise InputError(f"{url!r} is no address of pictures or of their features ({error}).") from error
     return files, path.rstrip("/")
 
 

@@ -117,21 +117,17 @@ class Tars(InParts):
     def absent(self, files: Iterable[Entry]) -> Iterator[Entry]:
         """Those with the time of their tar were seen in it. For others the tar is gone through once."""
         for shard, members in itertools.groupby(files, key=lambda file: _split(file.name)[0]):
-            names: set[str] | None = None
             try:
-                found: Entry | None = self._shards.look(shard)
+                found = self._shards.look(shard)
             except (FileNotFoundError, UnreadableError):
-                found, names = None, set()
+                yield from members
+                continue
             except OSError:
                 continue
-            for file in members:
-                if found is not None and file.mtime_ns // SECOND == found.mtime_ns // SECOND:
-                    continue
-                names = names if found is None or names is not None else self._names(found)
-                if names is None:
-                    break
-                if file.name not in names:
-                    yield file
+            old = [file for file in members if file.mtime_ns // SECOND != found.mtime_ns // SECOND]
+            names = self._names(found) if old else None
+            if names is not None:
+                yield from (file for file in old if file.name not in names)
 
     def _names(self, shard: Entry) -> set[str] | None:
         try:

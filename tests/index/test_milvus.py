@@ -251,7 +251,7 @@ def test_a_change_that_is_cut_short_leaves_whole_images_and_is_completed_by_the_
     for requests in range(20):
         opened.remove([one.path for one in opened.records()])
         opened.clear_bad([file.path for file in opened.bad_files()])
-        opened._delete(row["key"] for row in opened._server.query('key >= "f" and key < "g"', ["key"], 1000))
+        opened._delete(row["key"] for row in opened._server.query('key >= "f" and key < "g"', ["key"], limit=1000))
         start(opened)
         assert images(opened) == of_model(before)
         left[0] = requests

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageFile
 
 from cooc.errors import BoxError, ImageError, InputError
-from cooc.pictures import decode
+from cooc.pictures import decode, opening
 from cooc.pictures.boxes import parse_box
 from cooc.pictures.decode import EXTENSIONS, ImageInfo, image_info, load_image, open_image
 from cooc.pictures.folder import list_images
@@ -744,7 +744,7 @@ def test_folders_that_cannot_be_read(
 
 
 def test_extensions_are_what_the_installed_libraries_decode() -> None:
-    formats = {*decode._formats(), "MPO"}  # opened as JPEG
+    formats = {*opening.formats(), "MPO"}  # opened as JPEG
     assert {ext for ext, format in Image.registered_extensions().items() if format in formats} == EXTENSIONS
 
 

@@ -17,7 +17,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from cooc.errors import ImageError, MachineError, UnknownNameError, UnreadableError
-from cooc.pictures import decode
+from cooc.pictures import opening
 from cooc.pictures.decode import image_info, load_image
 from cooc.pictures.faults import Attentive, blame
 from tests.pictures.test_decode import encoded, smooth
@@ -61,7 +61,7 @@ def test_decoders_that_could_not_be_loaded_are_loaded_later(tmp_path: Path) -> N
 
 def test_a_library_that_is_missing_blames_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    decode._formats.cache_clear()
+    opening.formats.cache_clear()
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "pillow_heif", None)
         with pytest.raises(MachineError, match="pillow_heif"):
@@ -109,7 +109,7 @@ def test_read_errors_anywhere_in_a_file(format: str, tmp_path: Path, monkeypatch
     def opened(path: Path) -> io.BufferedReader:
         return io.BufferedReader(Watched(path), 16)
 
-    monkeypatch.setattr(decode, "open_regular", opened)
+    monkeypatch.setattr(opening, "open_regular", opened)
     failed = 0
     for Flaky.broken in range(0, (tmp_path / "a").stat().st_size + 64, 48):
         try:

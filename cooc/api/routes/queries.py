@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, model_validator
 from starlette.exceptions import HTTPException
 
-from cooc.api.routes.searching import by_id, find
+from cooc.api.routes.searching import find, search_by_id
 from cooc.api.schemas import PREFIX, IdText, Out, ResultsOut, SearchOptions, Words, problems
 from cooc.api.security import told
 from cooc.api.services import Services, Shared
@@ -106,7 +106,7 @@ async def _one(services: Services, options: SearchOptions, query: OneQuery) -> A
 
 async def _answer(services: Services, options: SearchOptions, query: OneQuery) -> ResultsOut:
     if query.id:
-        return await by_id(services, query.id, options, query.box)
+        return await search_by_id(services, query.id, options, query.box)
     if query.vector:
         return await services.searching.run(partial(find, services, options, vector=query.vector))
     data = await services.fetch(query.url) if query.url else services.uploads.get(query.upload or "")

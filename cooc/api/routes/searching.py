@@ -92,10 +92,6 @@ async def preview_upload(
 @router.get("/images/{id}/similar", tags=["search"], responses=problems(404))
 async def search_by_id(services: Shared, id: ImageId, options: Asked, box: BoxQuery = None) -> ResultsOut:
     """The same for a picture of the index, or for a part of it; it is not among the results itself."""
-    return await by_id(services, id, options, box)
-
-
-async def by_id(services: Services, id: str, options: SearchOptions, box: str | None) -> ResultsOut:
     if box:
         part = parse_box(box)
         picture = await services.decode_own(id, part)
@@ -143,13 +139,7 @@ async def list_near_duplicates_of(
     services: Shared, id: ImageId, threshold: LeastSimilarity = NEAR_DUPLICATE, k: Limit = 50
 ) -> ResultsOut:
     """Pictures that are almost the same as this one."""
-    options = SearchOptions(k=k, min_score=threshold, verify=False)
-
-    def work() -> ResultsOut:
-        services.pictures.record(id)
-        return find(services, options, id=id)
-
-    return await services.searching.run(work)
+    return await search_by_id(services, id, SearchOptions(k=k, min_score=threshold, verify=False))
 
 
 @router.get("/near-duplicates", tags=["search"])

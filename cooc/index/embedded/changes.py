@@ -13,17 +13,17 @@ from cooc.index.checks import moving
 from cooc.index.embedded import features
 from cooc.index.embedded.coding import Codes
 from cooc.index.embedded.rows import FORGOTTEN, RECORD, State, each, forgotten, read_state, record
-from cooc.index.records import BadFile, Forgotten, Record, given_back, long_ago, now, path_bytes, path_text
+from cooc.index.records import BadFile, Forgotten, Record, given_back, now, path_bytes, path_text
 
 
 def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes, made: Mapping[str, bytes]) -> int:
     """Each in a new slot, with the features `made` of its content. Of records with the same path the last counts."""
     latest = {path_bytes(r.path): row for row, r in enumerate(records)}
     before = drop(connection, list(latest))
-    had = {path_bytes(r.path): r.tags for r in before}
+    had = {r.path: r.tags for r in before}
     contents = {bytes.fromhex(records[row].sha256) for row in latest.values()}
     kept = each(connection, f"{FORGOTTEN} WHERE sha256 IN", contents)
-    tagged, used = given_back((records[row] for row in latest.values()), map(forgotten, kept))
+    tagged, used = given_back((records[row] for row in latest.values()), map(forgotten, kept), had)
     first = read_state(connection).slots
     rows = [
         (slot, path, r, codes[row].tobytes())
@@ -33,7 +33,7 @@ def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes,
         (s, path, bytes.fromhex(r.id), r.size, r.mtime_ns, bytes.fromhex(r.sha256), r.width, r.height, r.taken)
         for s, path, r, _ in rows
     )
-    tags = ((tag, slot) for slot, path, r, _ in rows for tag in r.tags | had.get(path, frozenset()))
+    tags = ((tag, slot) for slot, _, r, _ in rows for tag in r.tags)
     connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", images)
     connection.executemany("INSERT INTO vectors VALUES (?, ?, ?)", ((s, v, zlib.crc32(v)) for s, _, _, v in rows))
     connection.executemany("INSERT INTO tags VALUES (?, ?)", tags)
@@ -125,20 +125,14 @@ def note(connection: sqlite3.Connection, name: str, value: Any | None) -> None:
         connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, json.dumps(value)))
 
 
-def forget(connection: sqlite3.Connection) -> None:
-    """For good: tags of what was removed long ago."""
-    connection.execute("DELETE FROM forgotten WHERE removed < ?", (long_ago(),))
-
-
 def fill_holes(connection: sqlite3.Connection, state: State) -> None:
     """Move the last images into the slots of removed ones: work for what was removed, not for what is kept."""
-    count = state.slots - state.removed
-    holes = connection.execute("SELECT slot FROM removed WHERE slot < ? ORDER BY slot", (count,)).fetchall()
-    last = connection.execute("SELECT slot FROM images WHERE slot >= ? ORDER BY slot", (count,)).fetchall()
+    holes = connection.execute("SELECT slot FROM removed WHERE slot < ? ORDER BY slot", (state.images,)).fetchall()
+    last = connection.execute("SELECT slot FROM images WHERE slot >= ? ORDER BY slot", (state.images,)).fetchall()
     _renumber(connection, [(old, new) for (old,), (new,) in zip(last, holes, strict=True)])
     connection.execute("DELETE FROM removed")
     connection.execute(
-        "UPDATE state SET epoch = ?, next_slot = ?, graph = 0, graph_crc = 0, graph_ef = 0", (uuid4().hex, count)
+        "UPDATE state SET epoch = ?, next_slot = ?, graph = 0, graph_crc = 0, graph_ef = 0", (uuid4().hex, state.images)
     )
 
 

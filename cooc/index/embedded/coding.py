@@ -76,7 +76,8 @@ class Coding:
         given, vectors = vectors, self.turn(vectors)
         kept: Vectors | float = KEPT
         if self.name != "pq":
-            kept = np.maximum(self._product(vectors, self._quantiser.sa_encode(vectors)), 0.1)[:, None]
+            coarse = self._quantiser.sa_decode(self._quantiser.sa_encode(vectors))
+            kept = np.maximum(np.einsum("nd,nd->n", vectors, coarse), 0.1)[:, None]
         codes: Codes = self._quantiser.sa_encode((vectors / kept).astype(np.float32))
         off = np.abs(np.einsum("nd,nd->n", given, self.decode(codes)) - 1)
         if len(off) and off.max() > OFF[self.name]:
@@ -85,10 +86,6 @@ class Coding:
                 f"{1 - off.max():.2f} with its code. Use float16 or int4."
             )
         return codes
-
-    def _product(self, vectors: Vectors, codes: Codes) -> Vectors:
-        product: Vectors = np.einsum("nd,nd->n", vectors, self._quantiser.sa_decode(codes))
-        return product
 
     def turn(self, vectors: Vectors) -> Vectors:
         """As the codes of int4 and pq see vectors and queries; products stay what they are."""

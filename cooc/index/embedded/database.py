@@ -123,36 +123,34 @@ def _wal_bytes(path: Path) -> int:
 
 def connect(folder: Path, *, write: bool = False) -> Connection:
     """A connection to the index in `folder`, checked to be one. It may be used from any thread, one at a time."""
-    path = database(folder)
     with explained(folder):
-        connection = _connect(path, "mode=rw" if write else "mode=ro")
         try:
-            _check(connection, folder)
-            if write:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = FULL")
-                connection.execute(f"PRAGMA cache_size = -{CACHE}")
-                if version(connection) < FORMAT:
-                    connection.executescript(UPGRADE)
-            return connection
+            return _checked(folder, "mode=rw" if write else "mode=ro", write)
         except sqlite3.OperationalError as error:
-            connection.close()
             refused = _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-            if write or os.access(folder, os.W_OK) or _wal_bytes(path) or not refused:
+            if write or os.access(folder, os.W_OK) or _wal_bytes(database(folder)) or not refused:
                 raise
-        except BaseException:
-            connection.close()
-            raise
         # A folder that this process may not write to, and nothing half-way in it: SQLite cannot coordinate with others
         # there, and need not, for as long as the file stays as it is. `reading.py` looks after that.
-        connection = _connect(path, "mode=ro&immutable=1")
+        connection = _checked(folder, "mode=ro&immutable=1")
         connection.frozen = True
-        try:
-            _check(connection, folder)
-        except BaseException:
-            connection.close()
-            raise
         return connection
+
+
+def _checked(folder: Path, options: str, write: bool = False) -> Connection:
+    connection = _connect(database(folder), options)
+    try:
+        _check(connection, folder)
+        if write:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA cache_size = -{CACHE}")
+            if version(connection) < FORMAT:
+                connection.executescript(UPGRADE)
+        return connection
+    except BaseException:
+        connection.close()
+        raise
 
 
 def create(path: Path) -> Connection:

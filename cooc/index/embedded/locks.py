@@ -10,8 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from cooc.errors import StoreLockedError
 from cooc.files import write_whole
+from cooc.index.checks import locked
 from cooc.index.records import show
 
 
@@ -23,10 +23,7 @@ class WriterLock:
         try:
             self._lock.acquire()
         except Timeout:
-            raise StoreLockedError(
-                f"Another process is writing to the index in {show(folder)}: {_holder(folder)}. "
-                "Wait until it is done, or stop it; reading is possible meanwhile."
-            ) from None
+            raise locked(f"in {show(folder)}", _holder(folder)) from None
         with suppress(OSError):  # the lock counts, not its holder's name
             write_whole(folder / "writer", f"process {os.getpid()} on {socket.gethostname()}\n")
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from cooc.errors import StoreDamagedError, StoreError, StoreLockedError, StoreMismatchError, VectorDamagedError
+from cooc.errors import StoreDamagedError, StoreError, StoreLockedError, StoreMismatchError
 from cooc.index.checks import closed
 from cooc.index.embedded.cache import Cache
 from cooc.index.embedded.coding import Coding
@@ -40,10 +40,6 @@ class IndexFile:
         self.coding = Coding(self.meta.storage, self.meta.dim)
         self.cache = Cache(folder / "cache", self.coding)
 
-    def renew(self, connection: Connection) -> None:
-        """What it says of itself, after that has changed."""
-        self.meta = read_meta(connection)
-
 
 class Reading:
     """Connections of one store for reading. Any number of threads may use it."""
@@ -61,7 +57,7 @@ class Reading:
             raise
         self._idle.append(connection)
 
-    def __call__(self, work: Callable[[Connection, IndexFile], _T], *, transaction: bool = True) -> _T:
+    def __call__(self, work: Callable[[Connection, IndexFile], _T]) -> _T:
         """What `work` returns: of one committed state of the index that lies there now."""
         for pause in (*PAUSES, None):
             try:
@@ -73,11 +69,14 @@ class Reading:
                 continue
             try:
                 with explained(self.folder):
-                    result = self._ask(connection, file, work, transaction)
+                    connection.execute("BEGIN")
+                    try:
+                        result = work(connection, file)
+                    finally:
+                        connection.rollback()
             except Exception as error:
-                damaged = isinstance(error, StoreDamagedError) and not isinstance(error, VectorDamagedError)
-                first = pause == PAUSES[0]
-                again = pause is not None and (connection.moved() or (damaged and first))
+                damaged = isinstance(error, StoreDamagedError)
+                again = pause is not None and (connection.moved() or (damaged and pause == PAUSES[0]))
                 self._put_back(connection, drop=again or damaged)
                 if not again:
                     raise
@@ -92,17 +91,6 @@ class Reading:
             if pause:
                 time.sleep(pause)
         raise StoreLockedError(f"The index in {show(self.folder)} is being changed all the time: try again.")
-
-    def _ask(
-        self, connection: Connection, file: IndexFile, work: Callable[[Connection, IndexFile], _T], transaction: bool
-    ) -> _T:
-        if not transaction:
-            return work(connection, file)
-        connection.execute("BEGIN")
-        try:
-            return work(connection, file)
-        finally:
-            connection.rollback()
 
     def close(self) -> None:
         self._closed = True

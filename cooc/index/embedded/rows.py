@@ -36,6 +36,10 @@ class State(NamedTuple):
     graph_ef: int
     removed: int
 
+    @property
+    def images(self) -> int:
+        return self.slots - self.removed
+
 
 def read_state(connection: sqlite3.Connection) -> State:
     query = "SELECT epoch, next_slot, graph, graph_crc, graph_ef, (SELECT count(*) FROM removed) FROM state"

@@ -18,6 +18,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -107,8 +108,7 @@ class EmbeddedStore(Store):
         return self._read.file.coding
 
     def __len__(self) -> int:
-        state = self._read(lambda connection, _: read_state(connection))
-        return state.slots - state.removed
+        return self._read(lambda connection, _: read_state(connection)).images
 
     # changes
 
@@ -152,7 +152,7 @@ class EmbeddedStore(Store):
 
     def _set_engines(self, engines: str) -> None:
         self._write(lambda connection: features.set_engines(connection, engines))
-        self._read(lambda connection, file: file.renew(connection))
+        self._read.file.meta = replace(self.meta, features=engines)
 
     def _set_features(self, codes: Mapping[str, bytes]) -> None:
         self._write(lambda connection: features.put(connection, codes))

@@ -69,16 +69,14 @@ def _verified(folder: Path) -> int:
             raise StoreDamagedError(f"What should be put in place is damaged itself; nothing was changed. {worse[0]}")
         for problem in found:
             log.warning(problem)
-        state = read(lambda connection, _: read_state(connection))
-    return state.slots - state.removed
+        return read(lambda connection, _: read_state(connection)).images
 
 
 def _opened(folder: Path, count: int) -> None:
     """Does it open as what it should be?"""
     with closing(Reading(folder)) as read:
-        state = read(lambda connection, _: read_state(connection))
-    if state.slots - state.removed != count:
-        raise StoreDamagedError(f"What was put into {show(folder)} has changed on the way. The old index is back.")
+        if read(lambda connection, _: read_state(connection)).images != count:
+            raise StoreDamagedError(f"What was put into {show(folder)} has changed on the way. The old index is back.")
 
 
 def _take_aside(folder: Path, old: Path) -> None:

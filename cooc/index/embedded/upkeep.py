@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ from cooc.index.embedded.cache import Cache
 from cooc.index.embedded.database import Connection, connect, database, explained
 from cooc.index.embedded.reading import IndexFile, Reading
 from cooc.index.embedded.rows import RECORD, good, read_state, record
-from cooc.index.records import Record, path_bytes, path_text, show
+from cooc.index.records import Record, long_ago, path_bytes, path_text, show
 
 RENUMBER_FROM = 0.1  # share of removed slots from which compacting gives all slots out again
 PAGE = 1000  # rows read at once
@@ -66,8 +67,8 @@ def problems(folder: Path, connection: Connection, file: IndexFile) -> Iterator[
         return
     state, view = read_state(connection), file.cache.view(connection)
     (images,) = connection.execute("SELECT count(*) FROM images").fetchone()
-    if images != state.slots - state.removed:
-        yield f"{images} images are kept, {state.slots - state.removed} are expected"
+    if images != state.images:
+        yield f"{images} images are kept, {state.images} are expected"
     for table in ("vectors", "tags"):
         lost = connection.execute(f"SELECT slot FROM {table} WHERE slot NOT IN (SELECT slot FROM images) LIMIT 1")
         yield from (f"{table}: row {slot} belongs to no image" for (slot,) in lost)
@@ -92,7 +93,7 @@ def problems(folder: Path, connection: Connection, file: IndexFile) -> Iterator[
 
 def tidy(connection: Connection, cache: Cache) -> None:
     """Inside a transaction: forget old tags and unused features; give all slots out again where many are holes."""
-    changes.forget(connection)
+    connection.execute("DELETE FROM forgotten WHERE removed < ?", (long_ago(),))
     features.drop_unused(connection)
     state = read_state(connection)
     if state.removed and (not state.graph or state.removed >= RENUMBER_FROM * state.slots):
@@ -100,18 +101,33 @@ def tidy(connection: Connection, cache: Cache) -> None:
         cache.follow(connection)  # before the commit: who finds the new epoch finds its file
 
 
-def snapshot(read: Reading, target: Path) -> None:
-    """A copy of the database, which appears when it is complete; its cache is made when it is first searched."""
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """A folder to be filled, which takes that name when it is complete."""
     if target.exists():
         raise StoreError(f"{show(target)} exists already: name a folder that does not.")
     new = target.with_name(target.name + ".new")
     with explained(target):
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
+        try:
+            yield new
+            new.replace(target)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+def snapshot(read: Reading, target: Path) -> None:
+    """A copy of the database; its cache is made when it is first searched."""
+    with appearing(target) as new:
         copy = os.fsencode(database(new))
-        read(lambda connection, _: connection.execute("VACUUM INTO CAST(? AS TEXT)", (copy,)), transaction=False)
+        read(partial(_vacuum, copy))
         with closing(connect(new, write=True)) as connection:
             connection.execute("UPDATE state SET epoch = ?, graph = 0, graph_crc = 0, graph_ef = 0", (uuid4().hex,))
         with database(new).open("rb") as file:
             os.fsync(file.fileno())
-        new.replace(target)
+
+
+def _vacuum(copy: bytes, connection: Connection, _: IndexFile) -> None:
+    connection.rollback()  # it is a transaction of its own
+    connection.execute("VACUUM INTO CAST(? AS TEXT)", (copy,))

@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from uuid import uuid4
+from pathlib import Path
 
 from cooc.errors import InputError, StoreError
+from cooc.files import write_whole
 from cooc.index.milvus.address import Address
 from cooc.index.store import blocks
+from cooc.pictures.objects import file_system
 
 CHECK = 8  # bytes of the checksum
 READ = 64  # codes read at once
@@ -40,15 +42,8 @@ class FeatureFiles:
     """Codes by content (sha256)."""
 
     def __init__(self, url: str) -> None:
-        import fsspec  # comes with torch; the stores' own packages do not
-
         self.url = url
-        try:
-            self._files, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
-            raise InputError(
-                f"Local features in {url!r} cannot be reached ({error}). For buckets: pip install 'cooc[cloud]'"
-            ) from error
+        self._files, self._root = file_system(url)
         self._local = "file" in self._files.protocol
 
     def _path(self, sha256: str) -> str:
@@ -58,13 +53,11 @@ class FeatureFiles:
         with self._explained():
             for sha256, code in codes.items():
                 path, data = self._path(sha256), _checksum(code) + code
-                if not self._local:  # an object appears when it is complete
+                if self._local:
+                    Path(path).parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(path, data)
+                else:  # an object appears when it is complete
                     self._files.pipe_file(path, data)
-                    continue
-                self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-                new = f"{path}.{uuid4().hex}"
-                self._files.pipe_file(new, data)
-                self._files.mv(new, path)
 
     def read(self, contents: Iterable[str]) -> dict[str, bytes | None]:
         """None where a file is gone or not what was written. One that cannot be reached is an error."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from cooc.index.store import Store, blocks
 STATE = "cooc.state"  # property of the collection, which only such an index has
 FIELDS = ["key", *rows.RECORD, "row", "bad", "reason", "crc", "vector"]
 BLOCK = 256  # rows moved at once
+BESIDE = "_cooc3"  # behind the name of the collection that an index is copied to
 
 log = logging.getLogger("cooc")
 
@@ -34,9 +34,9 @@ def refusal(where: Address) -> StoreError:
     )
 
 
-def beside(where: Address) -> Address:
-    """Where an index is copied to."""
-    return replace(where, name=f"{where.name}_cooc3")
+def beside(address: str) -> str:
+    path, mark, options = address.partition("?")
+    return path.rstrip("/") + BESIDE + mark + options
 
 
 def copy(server: Server, dim: int, store: Store) -> None:
@@ -61,6 +61,6 @@ def copy(server: Server, dim: int, store: Store) -> None:
 
 def take_up(server: Server) -> None:
     """The end of a move, also of one that was cut short there: the new collection gets the name of the dropped one."""
-    new = beside(server.address).name
+    new = server.address.name + BESIDE
     if not server.ask("has_collection") and server.ask("has_collection", name=new):
         server.ask("rename_collection", server.address.name, name=new)

@@ -24,14 +24,7 @@ log = logging.getLogger("cooc")
 
 
 def create_store(address: str, meta: StoreMeta) -> MilvusStore:
-    return _created(Address.parse(address), meta)
-
-
-def open_store(address: str, *, write: bool = False) -> MilvusStore:
-    return _opened(Address.parse(address), write)
-
-
-def _created(where: Address, meta: StoreMeta) -> MilvusStore:
+    where = Address.parse(address)
     if meta.storage != "float32":
         raise InputError(f"An index on Milvus keeps float32 vectors, not {meta.storage}; index=ivf_pq searches codes.")
     prepare_collection(where, meta.dim)
@@ -42,7 +35,7 @@ def _created(where: Address, meta: StoreMeta) -> MilvusStore:
         log.warning("%s", nowhere(where))
     with closing(Server(where)) as server:
         server.put(kept)  # the last step: from here on there is an index
-    return _opened(where, write=True)
+    return open_store(address, write=True)
 
 
 def prepare_collection(where: Address, dim: int) -> None:
@@ -62,7 +55,8 @@ def prepare_collection(where: Address, dim: int) -> None:
         structures.build(server, "FLAT", dim)
 
 
-def _opened(where: Address, write: bool) -> MilvusStore:
+def open_store(address: str, *, write: bool = False) -> MilvusStore:
+    where = Address.parse(address)
     server = Server(where)
     try:
         former.take_up(server)
@@ -75,9 +69,9 @@ def _opened(where: Address, write: bool) -> MilvusStore:
         if former.STATE in found:
             if not write:
                 raise former.refusal(where)
-            _move(server, meta)
+            _move(address, server, meta)
             server.close()
-            return _opened(where, write)
+            return open_store(address, write=True)
         if write:
             server.become_writer()
             # A `compact` that was cut short may have left the collection without a structure, or not loaded.
@@ -88,14 +82,13 @@ def _opened(where: Address, write: bool) -> MilvusStore:
         raise
 
 
-def _move(server: Server, meta: StoreMeta) -> None:
+def _move(address: str, server: Server, meta: StoreMeta) -> None:
     """To the layout of this cooc."""
     server.become_writer()
-    there = former.beside(server.address)
     try:
-        copy = _opened(there, write=True)
+        copy = open_store(former.beside(address), write=True)
     except StoreMissingError:
-        copy = _created(there, replace(meta, format=FORMAT))
+        copy = create_store(former.beside(address), replace(meta, format=FORMAT))
     with copy:
         former.copy(server, meta.dim, copy)
     server.ask("drop_collection")

@@ -25,7 +25,7 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import ConnectionConfigException, MilvusException
 
 from cooc.errors import StoreError, StoreLockedError
-from cooc.index.checks import closed, missing, read_only
+from cooc.index.checks import closed, locked, missing, read_only
 from cooc.index.milvus.address import Address
 
 _T = TypeVar("_T")
@@ -79,26 +79,19 @@ class Server:
         options = {"timeout": self.address.timeout} | options
         return self._patiently(lambda: method(name or self.address.name, *arguments, **options))
 
-    def query(self, condition: str, fields: list[str], limit: int | None) -> list[Row]:
-        options = {} if limit is None else {"limit": limit}
+    def query(self, condition: str, fields: list[str], **options: Any) -> list[Row]:
         return list(self.read("query", filter=condition, output_fields=fields, **options))
 
     def count(self, condition: str) -> int:
-        return int(self.query(condition, ["count(*)"], None)[0]["count(*)"])
+        return int(self.query(condition, ["count(*)"])[0]["count(*)"])
 
     def pages(self, condition: str, fields: list[str], size: int, after: str = "") -> Iterator[Row]:
         """Rows in the order of their keys. A page may be short, where an upsert is under way: Milvus counts the row
         that goes and the one that comes, and gives one. Only an empty one is the end."""
-        while found := self._page(f'{condition} and key > "{after}"', fields, size):
+        in_order = {"iterator": "True"} if self.address.lite else {}  # as pymilvus' own iterators ask
+        while found := self.query(f'{condition} and key > "{after}"', fields, limit=size, **in_order):
             yield from found
             after = found[-1]["key"]
-
-    def _page(self, condition: str, fields: list[str], size: int) -> list[Row]:
-        if not self.address.lite:
-            return self.query(condition, fields, size)
-        keys = sorted(row["key"] for row in self.query(condition, ["key"], None))[:size]  # it keeps no order
-        found = self.query(f"key in {json.dumps(keys)}", fields, None) if keys else []
-        return sorted(found, key=lambda row: str(row["key"]))
 
     def read(self, call: str, **request: Any) -> Any:
         """What we changed is always seen, what others did soon.
@@ -165,11 +158,8 @@ class Server:
 
     def _locked(self, holder: dict[str, Any]) -> StoreLockedError:
         who = f"process {holder['pid']} on {holder['machine'].split()[0]}" if "pid" in holder else "it has just begun"
-        return StoreLockedError(
-            f"Another process is writing to the index at {self.address.shown}: {who}. Wait until it is done, or stop "
-            f"it; on another machine, its place is free {EXPIRY / 60:.0f} minutes after its last change. Reading is "
-            "possible meanwhile."
-        )
+        expiry = f"; on another machine, its place is free {EXPIRY / 60:.0f} minutes after its last change"
+        return locked(self.address.place, who, expiry)
 
     # errors
 

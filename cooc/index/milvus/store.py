@@ -23,7 +23,7 @@ import numpy as np
 
 from cooc.index import effort
 from cooc.index.checks import FEATURES_DAMAGED, VECTOR_DAMAGED, WRONG_ID, moving
-from cooc.index.copying import copy_to_folder, intact_blocks
+from cooc.index.copying import copy_to_folder
 from cooc.index.milvus import rows, structures
 from cooc.index.milvus.features import FeatureFiles, nowhere, place
 from cooc.index.milvus.rows import ALL, BAD, FORGOTTEN, IMAGE, PLAIN
@@ -74,11 +74,10 @@ class MilvusStore(Store):
 
     def _add(self, new: dict[str, Row], codes: dict[str, bytes]) -> int:
         contents, before = {row["sha256"] for row in new.values()}, self._at(IMAGE, new)
-        had = {rows.path(row): row["tags"] for row in before}
+        had = {rows.path(row): frozenset(row["tags"]) for row in before}
         kept = self._in("sha256", contents, rows.of_kind(FORGOTTEN))
-        records, used = given_back(map(rows.record, new.values()), map(rows.forgotten, kept))
-        tags = [sorted(record.tags.union(had.get(record.path, ()))) for record in records]
-        changed = [rows.fitting(row | {"tags": names}) for row, names in zip(new.values(), tags, strict=True)]
+        tagged, used = given_back(map(rows.record, new.values()), map(rows.forgotten, kept), had)
+        changed = [rows.fitting(row | {"tags": sorted(r.tags)}) for row, r in zip(new.values(), tagged, strict=True)]
         if self.meta.features:
             self._files.write({sha256: code for sha256, code in codes.items() if sha256 in contents})
             there = codes.keys() | {row["sha256"] for row in self._in("sha256", contents, rows.with_features())}
@@ -237,14 +236,14 @@ class MilvusStore(Store):
     def _count_features(self) -> FeatureCount:
         """Of many images the bytes are estimated from some: the store does not tell them, and reading takes long."""
         images = self._server.count(rows.with_features())
-        some = self._server.query(rows.with_features(), ["sha256"], SAMPLE)
+        some = self._server.query(rows.with_features(), ["sha256"], limit=SAMPLE)
         sizes = [len(code or b"") for code in self._files.read(row["sha256"] for row in some).values()]
         return FeatureCount(images, sum(sizes) if images <= SAMPLE else round(sum(sizes) / len(sizes) * images))
 
     def _in(self, field: str, values: Iterable[str], condition: str = "", fields: list[str] = PLAIN) -> list[Row]:
         parts = blocks(dict.fromkeys(values), self._block if fields is ALL else PAGE)
         asked = (f"{field} in {json.dumps(part)}" + (f" and {condition}" if condition else "") for part in parts)
-        return [row for one in asked for row in self._server.query(one, fields, LIMIT)]
+        return [row for one in asked for row in self._server.query(one, fields, limit=LIMIT)]
 
     def _at(self, kind: str, paths: Iterable[str], fields: list[str] = PLAIN) -> list[Row]:
         return self._in("key", (rows.key(kind, path) for path in paths), fields=fields)
@@ -256,15 +255,15 @@ class MilvusStore(Store):
         search = Search(self._server, structure, rows.images(where), self._block)
         best = search.nearest(queries, k, bool(exact))
         self._left_out(len(search.damaged))
-        width = min((len(one.ids) for one in best), default=0)
-        scores = np.array([one.scores[:width] for one in best], np.float32).reshape(len(best), width)
-        return SearchResult(scores, [one.ids[:width].tolist() for one in best])
+        width = min((len(ids) for _, ids in best), default=0)
+        scores = np.array([scores[:width] for scores, _ in best], np.float32).reshape(len(best), width)
+        return SearchResult(scores, [ids[:width].tolist() for _, ids in best])
 
     # upkeep
 
     def snapshot(self, dest: str) -> None:
         """An embedded index. Each image is whole; what is changed meanwhile may be in it or not."""
-        copy_to_folder(dest, self, intact_blocks(self, features=True), self.bad_files())
+        copy_to_folder(dest, self)
 
     def _problems(self) -> Iterator[str]:
         for block in blocks(self._server.pages(rows.images(), ALL, self._block), self._block):
@@ -291,7 +290,7 @@ class MilvusStore(Store):
         """The new one is to find what the one before it finds."""
         share = min(1.0, 2 * effort.SAMPLE / max(1, len(self)))  # ids are as good as random
         condition = f'{rows.images()} and id < "{int(share * 0xFFFFFFFF):08x}~"'
-        sound = map(rows.vector, self._server.query(condition, ALL, effort.SAMPLE))
+        sound = map(rows.vector, self._server.query(condition, ALL, limit=effort.SAMPLE))
         queries = effort.views(np.array([one for one in sound if one is not None]).reshape(-1, self.meta.dim))
         expected = self._search(queries, effort.NEIGHBOURS, None, False, now).ids
         structures.replace(self._server, kind, self.meta.dim)

@@ -27,7 +27,7 @@ from psycopg.pq import Format
 
 from cooc.errors import InputError, StoreDamagedError, StoreError, StoreLockedError
 from cooc.index import without_password
-from cooc.index.checks import closed, missing, read_only
+from cooc.index.checks import closed, locked, missing, read_only
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _T = TypeVar("_T")
@@ -166,10 +166,7 @@ class Server:
             " locktype = 'advisory' AND classid = %s AND objid = n.oid AND objsubid = 2 AND nspname = %s",
             (LOCK, self.address.schema),
         ).fetchone()
-        return StoreLockedError(
-            f"Another process is writing to the index at {self.address.shown}: {(row and row[0]) or 'it does not say'}."
-            " Wait until it is done, or stop it; reading is possible meanwhile."
-        )
+        return locked(self.address.place, (row and row[0]) or "it does not say")
 
     # using them
 
@@ -267,23 +264,23 @@ class Server:
             yield
         except psycopg.Error as error:
             text, shown = " ".join(str(error).split()), self.address.shown
+            kind = StoreError
             match error:
                 case errors.UndefinedTable() | errors.InvalidSchemaName():
                     raise missing(self.address.place) from error
                 case errors.DiskFull():
                     message = f"The server's disk is full ({text}). What was committed is kept: free some space."
-                    raise StoreError(f"{shown}: {message}") from error
                 case errors.DataCorrupted() | errors.IndexCorrupted():
-                    message = f"The index is damaged ({text}). Restore the database, or drop the schema and put a"
-                    message += f" snapshot in its place: cooc restore SNAPSHOT '{shown}'."
-                    raise StoreDamagedError(f"{shown}: {message}") from error
+                    kind, message = StoreDamagedError, f"The index is damaged ({text}). Restore the database, or drop "
+                    message += f"the schema and put a snapshot in its place: cooc restore SNAPSHOT '{shown}'."
                 case errors.InsufficientPrivilege():
                     message = f"The user may not do this ({text}). GRANT it, or use another one."
-                    raise StoreError(f"{shown}: {message}") from error
                 case psycopg.OperationalError():
                     message = f"The server cannot be reached, or went away ({text}). {state}Check the address, and that"
-                    raise StoreError(f"{shown}: {message} the server runs; then try again.") from error
-            raise StoreError(f"The index at {shown} could not be used ({text}). What was committed is kept.") from error
+                    message += " the server runs; then try again."
+                case _:
+                    message = f"The index could not be used ({text}). What was committed is kept."
+            raise kind(f"{shown}: {message}") from error
 
 
 def _patiently(attempt: Callable[[], _T]) -> _T:

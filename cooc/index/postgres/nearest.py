@@ -151,14 +151,15 @@ class Nearest:
         ).fetchall()
         queries = effort.views(decoded([row[0] for row in rows], self.dim))
         expected = self._exact(connection, queries, effort.NEIGHBOURS, everything)
-        return effort.least(
-            EFFORTS,
-            [[name for name, *_ in hits] for hits in expected],
-            lambda far: [
-                [name for name, *_ in hits]
-                for hits in self._approximate(connection, queries, effort.NEIGHBOURS, everything, far)
-            ],
-        )
+
+        def search(far: int) -> list[list[bytes]]:
+            return _names(self._approximate(connection, queries, effort.NEIGHBOURS, everything, far))
+
+        return effort.least(EFFORTS, _names(expected), search)
+
+
+def _names(found: Iterable[list[Hit]]) -> list[list[bytes]]:
+    return [[name for name, *_ in hits] for hits in found]
 
 
 def _searched(where: Filter | None, without: list[bytes]) -> Searched:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cooc.index.checks import FEATURES_DAMAGED, VECTOR_DAMAGED, WRONG_ID, check_format, missing, moving
-from cooc.index.copying import copy_to_folder, intact_blocks
+from cooc.index.copying import copy_to_folder
 from cooc.index.postgres import features, tables
 from cooc.index.postgres.connections import Address, Connection, Server
 from cooc.index.postgres.nearest import Nearest, drop_old_graphs
@@ -77,8 +77,7 @@ class PostgresStore(Store):
         chosen = [records[row] for row in latest.values()]
         before = tables.drop(connection, list(latest))
         had = {one.path: one.tags for one in before}
-        tagged, used = given_back(chosen, tables.recall(connection, {one.sha256 for one in chosen}))
-        kept = [replace(one, tags=one.tags | had.get(one.path, frozenset())) for one in tagged]
+        kept, used = given_back(chosen, tables.recall(connection, {one.sha256 for one in chosen}), had)
         data = encoded(vectors[list(latest.values())])
         tables.insert(connection, kept, data, [checksum(one) for one in data])
         tables.forget(connection, used)
@@ -250,7 +249,7 @@ class PostgresStore(Store):
     def snapshot(self, dest: str) -> None:
         """An index in a folder, for the embedded engine."""
         with self._server.one_state():
-            copy_to_folder(dest, self, intact_blocks(self, features=True), self.bad_files())
+            copy_to_folder(dest, self)
 
     def _problems(self) -> list[str]:
         return self._server.read(self._problems_seen)
