@@ -60,3 +60,22 @@ def test_pages_are_asked_for_once(tmp_path: Path, first: str, kept: bool) -> Non
         env=os.environ | {"PYTHONPATH": paths},
     )
     assert (int(run.stdout) < LEAST / 4) == kept  # threads that idle ask for some as well
+
+
+PIECES = """
+from pathlib import Path
+from cooc.pictures.malloc import trim
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) >> 8  # MB
+pieces = [bytes([1]) * 8000 for _ in range(20_000)]
+pieces = pieces[::50]  # 160 MB are free, between pieces that are in use
+before = held()
+trim()
+print(before - held())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such call")
+def test_what_is_free_between_pieces_in_use_goes_back() -> None:
+    run = subprocess.run([sys.executable, "-c", PIECES], check=True, capture_output=True, cwd=Path(__file__).parents[2])
+    assert int(run.stdout) > 80
