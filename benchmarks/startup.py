@@ -41,6 +41,7 @@ def step(name):
 import cooc.cli; step("command line")
 import torch; step("torch")
 from cooc.image_search import ImageSearch; import cooc.cli.showing; step("cooc, OpenCV, faiss")
+from cooc.pictures.malloc import keep_pyramids; keep_pyramids()
 search = ImageSearch.open(sys.argv[1], device="cpu"); step("index")
 search.descriptor; step("network")
 search.search(sys.argv[2]); step("first search")

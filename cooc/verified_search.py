@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.index.inverted import Inverted
-from cooc.index.shortlist import Match, Options, Results, find_matches
-from cooc.index.store import Store, Vectors, intact
+from cooc.index.shortlist import Match, Options, Results, ranked
+from cooc.index.store import Store, Vectors, blocks, intact
 from cooc.verification.agreement import Agreement
 from cooc.verification.features import LocalFeatures, unpack
 from cooc.verification.probability import PROVEN, same_thing
@@ -52,10 +52,9 @@ def find_verified(
     started = time.monotonic() if started is None else started
     wanted = options.offset + options.k
     every = replace(options, k=max(SHORTLIST, wanted), offset=0, min_score=None)
-    shortlist = find_matches(store, query, every, without=without)
+    near, vectors, _ = ranked(store, query, every, without)
     seen = _Seen(store, query, without)
-    first = seen.numbers(match.id for match in shortlist.matches)
-    first = first[first >= 0]
+    first = seen.join(near, vectors)
     by_words = _by_words(store, words, asked, options) if words is not None else []
     mixed = in_turn([first[:SHORTLIST].tolist(), *(seen.numbers(ids).tolist() for ids in by_words)])
     both = np.array([number for number in mixed if number >= 0], np.int64)
@@ -86,7 +85,7 @@ def find_verified(
         return {n: agreement for n, (agreement, _) in zip(others, found, strict=True)}
 
     if not len(both):
-        return replace(shortlist, matches=[], no_match=True, seconds=time.monotonic() - started, checked=True)
+        return Results([], True, query, time.monotonic() - started, checked=True)
     ranking = rounds(
         both,
         seen.cosines(both),
@@ -99,19 +98,21 @@ def find_verified(
     verified = any(agreement.strength >= LEAST for agreement in ranking.agreements.values())
     led = ranking.ids.tolist() if verified else []  # else the shortlist stays as it was
     order = list(dict.fromkeys([*led, *first.tolist()]))
-    records = store.get([seen.names[n] for n in order])
-    scores = seen.cosines(np.array(order)).tolist()
-    matches = []
-    for number, score, record in zip(order, scores, records, strict=True):
-        if record is None:  # removed by another process
-            continue
-        agreement, which = agreements.get(number, (None, 0))
-        chance = same_thing(agreement) if agreement is not None and agreement.inliers else None
-        proven = chance is not None and chance >= PROVEN
-        if proven or options.min_score is None or score >= options.min_score:
-            shown = (agreement, chance) if proven else (None, None)
-            matches.append(Match(record.id, record.path, score, shown[1], record, False, proven, shown[0], which))
-    matches.sort(key=lambda match: -(match.probability or 0.0))  # stable: what is not proven stays in its order
+    chances = {n: same_thing(agreement) for n, (agreement, _) in agreements.items() if agreement.inliers}
+    proven = {n: chance for n, chance in chances.items() if chance >= PROVEN}
+    scores = dict(zip(order, seen.cosines(np.array(order)).tolist(), strict=True))
+    shown = [n for n in order if n in proven or options.min_score is None or scores[n] >= options.min_score]
+    shown.sort(key=lambda n: -proven.get(n, 0.0))  # stable: what is not proven stays in its order
+    matches = list[Match]()
+    for part in blocks(shown, wanted):
+        for n, record in zip(part, store.get([seen.names[n] for n in part]), strict=True):
+            if record is not None:  # or it was removed by another process
+                agreement, which = agreements[n] if n in proven else (None, 0)
+                chance = proven.get(n)
+                found = Match(record.id, record.path, scores[n], chance, record, False, n in proven, agreement, which)
+                matches.append(found)
+        if len(matches) >= wanted:
+            break
     proof = any(match.verified for match in matches)
     return Results(matches[options.offset : wanted], not proof, query, time.monotonic() - started, checked=True)
 
@@ -158,12 +159,16 @@ class _Seen:
         wanted = list(ids)
         new = [name for name in dict.fromkeys(wanted) if name not in self.place and name != self.without]
         if new:
-            there, vectors = intact(self.store, new)
-            for name in there:
-                self.place[name] = len(self.names)
-                self.names.append(name)
-            self.blocks.append(vectors)
+            self.join(*intact(self.store, new))
         return np.array([self.place.get(name, -1) for name in wanted], np.int64)
+
+    def join(self, names: Sequence[str], vectors: Vectors) -> Numbers:
+        """Pictures that were not met before, with their vectors; their numbers."""
+        start = len(self.names)
+        self.names += names
+        self.place |= {name: start + n for n, name in enumerate(names)}
+        self.blocks.append(vectors)
+        return np.arange(start, len(self.names))
 
     def rows(self, numbers: Numbers) -> Vectors:
         if len(self.blocks) > 1:

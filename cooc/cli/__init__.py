@@ -42,6 +42,11 @@ from rich.logging import RichHandler
 from cooc import __version__
 from cooc.errors import CoocError, InputError, MachineError
 
+# Threads that wait for work sleep. As they come they spin, and a search, which runs network and local features side by
+# side, takes a quarter longer (docs/performance.md). Read when numpy and torch are loaded, which commands do later.
+for _name, _value in {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "10"}.items():
+    os.environ.setdefault(_name, _value)
+
 # What people do with their pictures, in this order; all other commands come after these in the help.
 EVERYDAY = (
     "index", "search", "duplicates", "status", "watch", "add", "remove", "tag", "serve", "match", "explain", "heatmap"

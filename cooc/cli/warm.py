@@ -177,7 +177,9 @@ def stay(listening: str, minutes: str, place: str) -> None:
     global _stays
     _stays = True
     from cooc.cli import showing  # noqa: F401 (what a search needs is loaded before it is asked for)
+    from cooc.pictures.malloc import keep_pyramids
 
+    keep_pyramids()
     _image_search()
     os.chdir("/")
     with socket.socket(fileno=int(listening)) as listener:

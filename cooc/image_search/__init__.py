@@ -189,9 +189,10 @@ class ImageSearch(ChangingIndex):
             return self._describe(images, boxes), []
         if not all(isinstance(image, (str, bytes, os.PathLike, np.ndarray, Decoded)) for image in images):
             return self._describe(images, boxes), self._local(images, boxes)  # a stream has one reader at a time
-        with ThreadPoolExecutor(1, "local") as pool:
-            local = pool.submit(self._local, images, boxes)
-            return self._describe(images, boxes), local.result()
+        with ThreadPoolExecutor(1, "network") as pool:
+            vector = pool.submit(self._describe, images, boxes)
+            local = self._local(images, boxes)
+            return vector.result(), local
 
     def _local(self, images: list[Any], boxes: list[Box | None]) -> list[Features]:
         """The local features of a query's pictures. Tensors have none: nobody knows how they were scaled."""

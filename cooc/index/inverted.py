@@ -101,14 +101,17 @@ class Inverted:
 
 
 def _scores(
-    segment: Segment, words: NDArray[np.int64], bits: NDArray[np.uint64], count: NDArray[np.int64]
+    segment: Segment, words: NDArray[np.int64], own: NDArray[np.uint64], count: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """For each picture of the segment the sum over the words that it shares."""
-    first = segment.starts[words]
-    entries = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
-    alike = similarity(np.repeat(bits, count), segment.bits[entries])
-    sums = np.bincount(segment.pictures[entries], alike, minlength=len(segment.ids))[: len(segment.ids)]
-    return sums.astype(np.float64)
+    lists = [
+        slice(*ends) for ends in zip(segment.starts[words].tolist(), segment.starts[words + 1].tolist(), strict=True)
+    ]
+    bits, pictures = (
+        np.concatenate([part[:0], *(part[one] for one in lists)]) for part in (segment.bits, segment.pictures)
+    )
+    alike = similarity(np.repeat(own, count), bits)
+    return np.asarray(np.bincount(pictures, alike, minlength=len(segment.ids))[: len(segment.ids)], np.float64)
 
 
 def update(folder: Path, store: Store) -> int:
@@ -221,7 +224,7 @@ def _read(folder: Path) -> Iterator[tuple[Path, Segment]]:
     """
     for path in sorted(folder.glob("?" * 32)):
         try:
-            segment = Segment(*(np.load(path / f"{name}.npy", mmap_mode="r") for name in PARTS))
+            segment = Segment(*(np.asarray(np.load(path / f"{name}.npy", mmap_mode="r")) for name in PARTS))
             whole = (
                 segment.ids.dtype == ID
                 and segment.starts.shape == (WORDS + 1,)

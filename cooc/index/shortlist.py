@@ -111,6 +111,23 @@ def find_matches(
 ) -> Results:
     """The best matches of a unit vector (D,); `without` is the id of the picture that it comes from."""
     started = time.monotonic() if started is None else started
+    ids, vectors, first = ranked(store, query, options, without)
+    scores = vectors @ query
+    chances: list[float | None] = [None] * len(ids) if curve is None else curve(scores).tolist()
+    matches = [
+        Match(name, record.path, score, chance, record)
+        for name, score, chance, record in zip(ids, scores.tolist(), chances, store.get(ids), strict=True)
+        if record is not None and (options.min_score is None or score >= options.min_score)
+    ]
+    best = max((match.probability or 0.0 for match in matches), default=0.0)
+    no_match = curve is not None and best < THRESHOLD
+    return Results(matches[first : first + options.k], no_match, query, time.monotonic() - started)
+
+
+def ranked(
+    store: Store, query: NDArray[np.float32], options: Options, without: str | None
+) -> tuple[list[str], Vectors, int]:
+    """The ids of the nearest pictures, best first, their vectors, and where among them the page begins."""
     asked = query[None]  # (1, D)
     if options.expand not in (None, "none"):
         ids, vectors = intact(store, _nearest(store, asked, NEIGHBOURS, options.where, without))
@@ -128,16 +145,7 @@ def find_matches(
     if options.rerank not in (None, "none") and ids:
         order = rerank(options.rerank, asked, vectors)[0]
         ids, vectors = [ids[i] for i in order], vectors[order]
-    scores = vectors @ query
-    chances: list[float | None] = [None] * len(ids) if curve is None else curve(scores).tolist()
-    matches = [
-        Match(name, record.path, score, chance, record)
-        for name, score, chance, record in zip(ids, scores.tolist(), chances, store.get(ids), strict=True)
-        if record is not None and (options.min_score is None or score >= options.min_score)
-    ]
-    best = max((match.probability or 0.0 for match in matches), default=0.0)
-    no_match = curve is not None and best < THRESHOLD
-    return Results(matches[first : first + options.k], no_match, query, time.monotonic() - started)
+    return ids, vectors, first
 
 
 def _nearest(store: Store, query: Vectors, k: int, where: Filter | None, without: str | None) -> list[str]:

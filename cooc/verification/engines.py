@@ -29,8 +29,6 @@ Box = tuple[float, float, float, float]
 LONGEST = 1024  # pixels of the longer side, at which features are looked for
 KEPT = 1500  # features of a picture that an index keeps
 QUERY = 2000  # of a query, which keeps nothing: among clutter the thing has its share of them
-CANDIDATES = 4  # detected for each one that is taken
-PARTS = 8  # of a picture, across and down, among which features are shared out
 ENLARGED = 2.0  # a crop smaller than LONGEST is enlarged so far
 
 
@@ -118,27 +116,9 @@ def extract(
         seen = _resized(pixels, factor)
         for turn in range(1 if engine.rotation else turns):
             turned = np.rot90(seen, turn)
-            detected = best_of_all_parts(engine.detect(turned, CANDIDATES * limit, device), turned.shape, limit)
+            detected = engine.detect(turned, limit, device)
             found.append(_place(part, detected, turn, (seen.shape[1], seen.shape[0]), shown, (width, height)))
     return tuple(found)
-
-
-def best_of_all_parts(found: Detected, shape: tuple[int, ...], limit: int) -> Detected:
-    """The `limit` best: strong ones, but not all from one part of the picture.
-
-    The strongest features of a photo often lie in its clutter. Ordered by the mean of two (logarithmic) ranks, in the
-    picture and in its 64th part, 2000 features of a query find the print in 100 % of views where the 2000 strongest
-    find it in 85 % and the 4000 strongest in 95 %; on photos of landmarks nothing changes (docs/verification.md).
-    """
-    part = np.minimum(found.points * PARTS / (shape[1], shape[0]), PARTS - 1).astype(np.int64)
-    _, group = np.unique(part, axis=0, return_inverse=True)
-    order = np.argsort(group.ravel(), kind="stable")  # by part, the strongest first
-    first = np.searchsorted(group.ravel()[order], group.ravel()[order])
-    rank = np.empty(len(order))
-    rank[order] = np.arange(len(order)) - first
-    key = np.log1p(np.arange(len(order))) + np.log1p(rank * PARTS**2)
-    chosen = np.argsort(key, kind="stable")[:limit]
-    return found.take(chosen)
 
 
 def _resized(pixels: Pixels, factor: float) -> Pixels:

@@ -2,7 +2,8 @@
 
 A full comparison looks at all pairs of features, three million of them. Here a feature of a picture is compared only
 with those of the query that lie near the same coarse centre of the vocabulary (`words.py`): a twentieth of the pairs.
-What agrees in geometry even so is compared in full, and only that comparison counts.
+Each match tells by itself how things are moved, turned and scaled there. Where enough of the others agree with one of
+them, the pictures are compared in full, and only that comparison counts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from cooc.verification.coding import vectors
 from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
+from cooc.verification.geometry import TOLERANCE
 from cooc.verification.matching import SAME, Matches
 from cooc.verification.words import ENGINE, SIDE, vocabulary
 
@@ -23,6 +25,10 @@ Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
 NEAR = 6  # of the 128 centres, at which a feature of the query is looked for
+FEATURES = 1000  # of a picture that are looked at, the best ones
+MOST = 150  # matches that vote, the most certain ones
+ENOUGH = 5  # that agree with one of them, itself included
+LOOSE = 0.1  # of the way from one match to another, by which the second may be off, for sizes and directions are rough
 
 
 class Sought(NamedTuple):
@@ -44,8 +50,8 @@ def rough_matches(query: Sought, pictures: Sequence[LocalFeatures]) -> list[Matc
 
     The ratio of the nearest to the second nearest is that of the picture's feature, not of the query's.
     """
-    rows = vectors(np.concatenate([picture.descriptors for picture in pictures]))
-    owner = np.repeat(np.arange(len(pictures)), [len(picture) for picture in pictures])
+    codes = [picture.descriptors[:FEATURES] for picture in pictures]
+    rows, owner = vectors(np.concatenate(codes)), np.repeat(np.arange(len(codes)), list(map(len, codes)))
     centres = _closeness(rows).argmax(1)
     order = np.argsort(centres, kind="stable")
     ends = np.searchsorted(centres[order], np.arange(SIDE + 1)).tolist()
@@ -70,6 +76,21 @@ def rough_matches(query: Sought, pictures: Sequence[LocalFeatures]) -> list[Matc
     starts = np.searchsorted(owner, np.arange(len(pictures)))
     parts = np.split(kept, np.searchsorted(owner[kept], np.arange(1, len(pictures))))
     return [Matches(partner[part], part - start) for part, start in zip(parts, starts, strict=True)]
+
+
+def is_promising(query: LocalFeatures, picture: LocalFeatures, matches: Matches) -> bool:
+    """Do `ENOUGH` matches agree with one of them in place, size and direction?"""
+    mine, other = (indices[:MOST] for indices in matches)
+    growth = np.log2(picture.scales[other] / query.scales[mine])
+    turn = picture.angles[other] - query.angles[mine]
+    alike = np.abs(growth[:, None] - growth) <= ENGINES[ENGINE].octaves
+    alike &= np.abs((turn[:, None] - turn + 180) % 360 - 180) <= ENGINES[ENGINE].turn
+    one, two = np.nonzero(alike)
+    here, there = (points[:, 0] + 1j * points[:, 1] for points in (query.points[mine], picture.points[other]))
+    way = (2**growth * np.exp(1j * np.radians(turn)))[one] * (here[two] - here[one])
+    off = np.abs(there[one] + way - there[two])
+    agreed = one[off <= 2 * TOLERANCE * max(picture.size) + LOOSE * np.abs(way)]
+    return bool(np.bincount(agreed).max(initial=0) >= ENOUGH)
 
 
 def _closeness(rows: Floats) -> Floats:

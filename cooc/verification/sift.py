@@ -13,7 +13,7 @@ import numpy as np
 
 from cooc.files import DATA
 from cooc.verification.coding import Projection, quantise
-from cooc.verification.engine import Detected, Pixels
+from cooc.verification.engine import CANDIDATES, Detected, Pixels, best_of_all_parts
 
 CONTRAST = 0.02  # half of OpenCV's default: facades in the shade have features as well
 EMPTY = np.zeros((0, 128), np.float32)
@@ -26,14 +26,19 @@ def projection() -> Projection:
 
 
 def root_sift(pixels: Pixels, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keypoints (N, 5): x, y, size, angle, response; and RootSIFT (N, 128) of the `limit` strongest."""
+    """Keypoints (N, 5): x, y, size, angle, response; and RootSIFT (N, 128) of the best, at most `limit`.
+
+    Only those that are taken are described, which is half of the work.
+    """
     grey = cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)
-    found, histograms = cv2.SIFT.create(nfeatures=limit, contrastThreshold=CONTRAST).detectAndCompute(grey, None)
-    if histograms is None or not len(found):
+    sift = cv2.SIFT.create(nfeatures=CANDIDATES * limit, contrastThreshold=CONTRAST)
+    found = sift.detect(grey)
+    if not found:
         return np.zeros((0, 5), np.float32), EMPTY
     keypoints = np.array([(*k.pt, k.size, k.angle, k.response) for k in found], np.float32)
-    order = np.argsort(-keypoints[:, 4], kind="stable")[:limit]
-    histograms = histograms[order]
+    order = np.argsort(-keypoints[:, 4], kind="stable")
+    order = order[best_of_all_parts(keypoints[order, :2], grey.shape, limit)]
+    _, histograms = sift.compute(grey, [found[n] for n in order.tolist()])
     return keypoints[order], np.sqrt(histograms / np.maximum(histograms.sum(1, keepdims=True), 1e-9))
 
 

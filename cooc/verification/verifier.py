@@ -24,7 +24,7 @@ from cooc.verification.agreement import Agreement, no_agreement
 from cooc.verification.features import LocalFeatures
 from cooc.verification.geometry import agree
 from cooc.verification.matching import match, match_on_device
-from cooc.verification.screening import Sought, rough_matches, sought
+from cooc.verification.screening import Sought, is_promising, rough_matches, sought
 from cooc.verification.words import ENGINE
 
 AT_ONCE = 15  # pictures that one thread screens together
@@ -79,9 +79,12 @@ def _agreement(query: LocalFeatures, picture: LocalFeatures) -> Agreement:
 
 
 def _screened(query: LocalFeatures, lookup: Sought, pictures: Sequence[LocalFeatures]) -> list[Agreement]:
-    rough = zip(pictures, rough_matches(lookup, pictures), strict=True)
-    first = [(picture, agree(query, picture, matches)) for picture, matches in rough]
-    return [_agreement(query, picture) if one.inliers else one for picture, one in first]
+    return [
+        _agreement(query, picture)
+        if is_promising(query, picture, matches)
+        else no_agreement(query, picture, len(matches.query))
+        for picture, matches in zip(pictures, rough_matches(lookup, pictures), strict=True)
+    ]
 
 
 @cache

@@ -28,7 +28,9 @@ SIDE = 128  # centres of a step
 WORDS = SIDE * SIDE
 POWER = 3
 FILE = DATA / "words.npz"
-ALIKE = np.maximum(1 - np.arange(65) / 32, 0) ** POWER  # by the number of bits that differ: a search looks up millions
+ALIKE = (
+    np.maximum(1 - np.arange(65, dtype=np.float32) / 32, 0) ** POWER
+)  # by how many bits differ, looked up millions of times
 
 Floats = NDArray[np.float32]
 
@@ -88,9 +90,9 @@ def signatures(pictures: Sequence[Sequence[LocalFeatures]]) -> list[Signature]:
     ]
 
 
-def similarity(bits: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.float64]:
+def similarity(bits: NDArray[np.uint64], others: NDArray[np.uint64]) -> Floats:
     """Of the residuals of two pictures in one word each."""
-    return np.asarray(ALIKE[np.bitwise_count(bits ^ others)], np.float64)
+    return np.asarray(ALIKE[np.bitwise_count(bits ^ others)])
 
 
 def _nearest(rows: Floats, centres: Floats) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cooc.verification.coding import quantise
-from cooc.verification.engine import Detected, Pixels
+from cooc.verification.engine import CANDIDATES, Detected, Pixels, best_of_all_parts
 from cooc.weights import load_weights
 
 Weights = Mapping[str, Tensor]
@@ -115,7 +115,8 @@ def detect_xfeat(pixels: Pixels, limit: int, device: str = "cpu") -> Detected:
         grey = torch.tensor(np.ascontiguousarray(pixels), device=device).float().mean(2)[None, None]
         grey = F.interpolate(grey, size, mode="bilinear", align_corners=False)
         descriptors, reliability, keypoints = xfeat_maps(_channels_last(grey), _network(device))
-        points, _ = find_keypoints(keypoints, reliability, limit)
+        points, _ = find_keypoints(keypoints, reliability, CANDIDATES * limit)
+        points = points[best_of_all_parts(points.cpu().numpy(), (size[0], size[1]), limit)]
         rows = _sample(F.normalize(descriptors, dim=1), points, (size[0], size[1]), "bicubic")
         descriptors = F.normalize(rows, dim=1)
         places = points.cpu().numpy()
