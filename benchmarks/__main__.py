@@ -14,6 +14,7 @@ from benchmarks.commands.cost import (
     bench_engines,
     bench_features,
     bench_growth,
+    bench_maps,
     bench_qualities,
     bench_startup,
 )
@@ -44,6 +45,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "store": bench_store,
     "scale": bench_scale,
     "serve": bench_serve,
+    "maps": bench_maps,
     "compact": bench_compact,
     "growth": bench_growth,
     "features": bench_features,

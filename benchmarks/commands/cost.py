@@ -80,6 +80,32 @@ def bench_engine_map(
     out.print(found)
 
 
+def bench_maps(
+    landmarks: Annotated[Path, typer.Option(help="Labelled folders of photos, on which whitening is fitted.")],
+    datasets: Annotated[str, typer.Option(help="Known datasets or folders with ground_truth.json, by commas.")],
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Whose network, size and dimensions.")] = "resnet-gem",
+    exclude: Annotated[list[str] | None, typer.Option(help="A label to leave out; again for more.")] = None,
+    not_in: Annotated[Path | None, typer.Option(help="Leave out photos of this set.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Fit on every Nth photo.")] = 4,
+    fit_size: Annotated[int, typer.Option(help="Pixels of their longer side.")] = 512,
+    exponent: Annotated[float, typer.Option(help="Of the whitening.")] = 0.25,
+    data: Annotated[Path, typer.Option(help="Folder below which the datasets lie.")] = Path("data"),
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Sums, GeM and forms of co-occurrence on the maps of one network: which finds most."""
+    from benchmarks.maps import measure_maps
+    from cooc.datasets.retrieval import image_set, load_dataset
+    from cooc.recipes import find_recipe
+
+    photos = image_set(landmarks, exclude_labels=exclude or (), exclude_names_of=not_in)[::every]
+    sets = [load_dataset(name, data) for name in datasets.split(",")]
+    found = measure_maps(find_recipe(recipe), photos, sets, fit_size=fit_size, exponent=exponent)
+    _write(found, results / f"maps-{recipe}.json")
+    for dataset, forms in found["results"].items():
+        for form, protocols in forms.items():
+            out.print(f"{dataset} {form}: {' / '.join(format(score['mAP'], '.1f') for score in protocols.values())}")
+
+
 def bench_compact(
     dataset: Annotated[str, typer.Argument(help="A known dataset, or a folder with ground_truth.json.")],
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="One or more recipes, by commas.")] = "",

@@ -4,13 +4,14 @@
     Inverted.open(folder).search(signature, 50)   ids, best first
 
 It is made from the local features that the index keeps, may be deleted at any time, and need not be complete: what it
-does not know is found by its vector alone. It lies in segments of up to 32,768 pictures, each a folder with four arrays
+does not know is found by its vector alone. It lies in segments of up to 32,768 pictures, each a folder with five arrays
 that are mapped, not read: a search touches the lists of the query's words.
 
     ids       (N, 16)   of the pictures
     starts    (words+1) where the list of each word begins
     pictures  (E,)      the lists: numbers of pictures
     bits      (E,)      and their residuals
+    lengths   (N,)      how many words each picture has
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,6 @@ PART = 1 << 12  # pictures that join a segment at once
 WORN = 0.8  # of a segment's pictures, without which it is written again
 TOGETHER = 64  # pictures whose words are found at once
 MOST = 20_000_000  # entries of lists that a search looks at: of the rarest words first
-PARTS = ("ids", "starts", "pictures", "bits")
 
 Ids = NDArray[np.void]  # 16 bytes each
 ID = np.dtype("V16")
@@ -50,16 +50,12 @@ class Segment(NamedTuple):
     starts: NDArray[np.int64]
     pictures: NDArray[np.uint16]
     bits: NDArray[np.uint64]
+    lengths: NDArray[np.int64]
 
     @property
     def words(self) -> NDArray[np.uint16]:
         """Of each entry."""
         return np.repeat(np.arange(WORDS, dtype=np.uint16), np.diff(self.starts))
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """How many words each picture has."""
-        return np.bincount(self.pictures, minlength=len(self.ids))[: len(self.ids)]
 
 
 class Inverted:
@@ -202,15 +198,16 @@ def _only(segment: Segment, there: NDArray[np.bool_]) -> Segment:
 def _sorted(ids: Ids, words: NDArray[np.uint16], pictures: NDArray[np.int64], bits: NDArray[np.uint64]) -> Segment:
     order = np.argsort(words, kind="stable")
     starts = np.searchsorted(words[order], np.arange(WORDS + 1)).astype(np.int64)
-    return Segment(ids, starts, pictures[order].astype(np.uint16), bits[order])
+    lengths = np.bincount(pictures, minlength=len(ids))
+    return Segment(ids, starts, pictures[order].astype(np.uint16), bits[order], lengths)
 
 
 def _write(folder: Path, segment: Segment) -> None:
     made = folder / f"{uuid.uuid4().hex}.new"
     made.mkdir(parents=True)
     try:
-        for name in PARTS:
-            np.save(made / f"{name}.npy", getattr(segment, name))
+        for name, array in segment._asdict().items():
+            np.save(made / f"{name}.npy", array)
         made.rename(made.with_suffix(""))
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
@@ -224,13 +221,14 @@ def _read(folder: Path) -> Iterator[tuple[Path, Segment]]:
     """
     for path in sorted(folder.glob("?" * 32)):
         try:
-            segment = Segment(*(np.asarray(np.load(path / f"{name}.npy", mmap_mode="r")) for name in PARTS))
+            segment = _mapped(path)
             whole = (
                 segment.ids.dtype == ID
                 and segment.starts.shape == (WORDS + 1,)
                 and segment.starts[0] == 0
                 and bool((np.diff(segment.starts) >= 0).all())
                 and segment.starts[-1] == len(segment.pictures) == len(segment.bits)
+                and segment.lengths.shape == (len(segment.ids),)
             )
         except (FileNotFoundError, ValueError, EOFError, IndexError, TypeError):
             whole = False
@@ -238,3 +236,15 @@ def _read(folder: Path) -> Iterator[tuple[Path, Segment]]:
             yield path, segment
         else:
             _log.warning("%s is damaged, and is not used. The next `cooc index` makes it again.", path)
+
+
+def _mapped(path: Path) -> Segment:
+    def array(name: str) -> Any:
+        return np.asarray(np.load(path / f"{name}.npy", mmap_mode="r"))
+
+    ids, starts, pictures, bits = map(array, ("ids", "starts", "pictures", "bits"))
+    try:
+        lengths = array("lengths")
+    except FileNotFoundError:  # written before these were kept
+        lengths = np.bincount(pictures, minlength=len(ids))
+    return Segment(ids, starts, pictures, bits, lengths)

@@ -17,12 +17,16 @@ from benchmarks import report
 from benchmarks.compact import export_vectors, import_vectors, measure_compact
 from benchmarks.engines import DEFAULT, lost_map, run_engines
 from benchmarks.growth import run_growth
+from benchmarks.maps import _vectors as maps_vectors
+from benchmarks.maps import measure_maps
 from benchmarks.results import load_results
 from cooc.activations import BACKBONES, build_backbone, fold_batch_norms
 from cooc.bench.describing import BenchOptions
 from cooc.bench.run import run
 from cooc.datasets.retrieval import load_dataset
+from cooc.descriptor import Descriptor, load_backbone
 from cooc.errors import DatasetError, InputError, UnknownNameError
+from cooc.pictures.batches import Item
 from cooc.recipes import find_recipe
 from tests.labelled import write_labelled_folder
 from tests.shell import Shell
@@ -60,6 +64,23 @@ def test_an_engine_finds_what_the_harness_finds(
     (expected,) = run(dataset, [recipe], options)
     found = lost_map(recipe, dataset, [DEFAULT], dataset.image_paths[:1])
     assert found == {DEFAULT: pytest.approx(next(iter(expected["results"]["none"].values()))["mAP"], abs=1e-6)}
+
+
+def test_forms_on_one_networks_maps_are_those_of_the_recipes(
+    real_weights: Callable[[str], dict[str, Tensor]], tmp_path: Path
+) -> None:
+    real_weights("efficientnet-lite0")
+    dataset = load_dataset(write_labelled_folder(tmp_path / "things"))
+    base, paths = "backbone=efficientnet-lite0+size=64+dtype=float32", dataset.image_paths
+    recipe = find_recipe(f"gem+{base}+dim=4")
+    found = maps_vectors([Item(None, path) for path in paths], load_backbone(recipe.config, torch.device("cpu")), 64)
+    for form, name in {"GeM": "gem", "ChCO-SC_T": "paper-linear", "sums": "ucrow"}.items():
+        expected = Descriptor(find_recipe(f"{name}+{base}+raw").config, device="cpu").describe(paths)
+        torch.testing.assert_close(found[form], expected, rtol=1e-3, atol=1e-4)
+    result = measure_maps(recipe, paths, [dataset], fit_size=64, exponent=0.25)
+    (scores,) = result["results"].values()
+    assert scores.keys() == found.keys()
+    assert scores["sums"]["plain"]["gain"] == [0, 0, 0]
 
 
 def test_engines(real_weights: Callable[[str], dict[str, Tensor]], tmp_path: Path) -> None:

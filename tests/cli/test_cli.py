@@ -236,11 +236,17 @@ def test_weights_that_are_not_there(cooc: Shell, empty_home: Path, photos: Path)
 
 
 def test_as_a_process() -> None:
-    """The module runs, and --help and --version do not wait for torch."""
-    code = "import sys; from cooc.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[0].startswith("cooc ")
-    assert done.stdout.splitlines()[1] == "False"
+    """The module runs; --help and --version do not wait for torch; how threads wait is said before numpy is loaded."""
+    code = (
+        "import os, sys; from cooc.cli import main\ntry: main()\n"
+        "finally: print({'torch', 'numpy'} & set(sys.modules), os.environ['OMP_WAIT_POLICY'])"
+    )
+    for given, expected in ({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active"):
+        env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
+        words = [sys.executable, "-c", code, "--version"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
+        assert done.stdout.splitlines()[0].startswith("cooc ")
+        assert done.stdout.splitlines()[1] == f"set() {expected}"
     done = subprocess.run([sys.executable, "-m", "cooc.cli", "describe", "no.jpg"], capture_output=True, text=True)
     assert done.returncode == 2
 

@@ -91,6 +91,10 @@ def test_it_follows_the_index(search: ImageSearch) -> None:
     before = list(folder.iterdir())
     assert update(folder, search.store) == 0
     assert list(folder.iterdir()) == before
+    (kept,) = Inverted.open(folder).segments
+    (before[0] / "lengths.npy").unlink()  # as segments were before lengths were kept
+    np.testing.assert_array_equal(Inverted.open(folder).segments[0].lengths, kept.lengths)
+    np.testing.assert_array_equal(kept.lengths, [(kept.pictures == n).sum() for n in range(len(kept.ids))])
     Image.fromarray(photo("rocket")).save(search.root / "rocket.png")
     search.index([search.root], workers=0)
     assert len(ids(search.words)) == 9

@@ -6,7 +6,9 @@ import pytest
 from cooc.verification.coding import vectors
 from cooc.verification.engines import extract
 from cooc.verification.features import LocalFeatures
-from cooc.verification.screening import rough_matches, sought
+from cooc.verification.geometry import TOLERANCE
+from cooc.verification.matching import Matches
+from cooc.verification.screening import ENOUGH, LOOSE, is_promising, rough_matches, sought
 from cooc.verification.verifier import verify
 from cooc.verification.words import SIDE
 from tests.reference.verification import mutual_matches
@@ -46,6 +48,39 @@ def test_a_picture_beside_others_has_the_matches_that_it_has_alone(
     query: LocalFeatures, pictures: list[LocalFeatures]
 ) -> None:
     assert pairs_of(query, pictures, 6) == [pairs_of(query, [picture], 6)[0] for picture in pictures]
+
+
+def most_votes(query: LocalFeatures, picture: LocalFeatures, matches: Matches) -> int:
+    """By three loops: a match turns, scales and moves the others; which of them land where they are?"""
+    pairs = list(zip(matches.query.tolist(), matches.picture.tolist(), strict=True))
+    best = 0
+    for i, j in pairs:
+        growth, turn = picture.scales[j] / query.scales[i], picture.angles[j] - query.angles[i]
+        rotation = turned(-turn, growth, (0, 0))[:2, :2]
+        votes = 0
+        for m, n in pairs:
+            way = rotation @ (query.points[m] - query.points[i])
+            other = picture.scales[n] / query.scales[m], picture.angles[n] - query.angles[m]
+            off = np.linalg.norm(picture.points[j] + way - picture.points[n])
+            votes += bool(
+                off <= 2 * TOLERANCE * max(picture.size) + LOOSE * np.linalg.norm(way)
+                and abs(np.log2(other[0] / growth)) <= 0.8
+                and abs((other[1] - turn + 180) % 360 - 180) <= 35
+            )
+        best = max(best, votes)
+    return best
+
+
+def test_enough_matches_that_agree_with_one_of_them_are_promising(
+    query: LocalFeatures, pictures: list[LocalFeatures]
+) -> None:
+    rough = rough_matches(sought(query), pictures)
+    for picture, matches in zip(pictures, rough, strict=True):
+        few = Matches(matches.query[:60], matches.picture[:60])
+        assert is_promising(query, picture, few) == (most_votes(query, picture, few) >= ENOUGH)
+    assert [is_promising(query, *pair) for pair in zip(pictures, rough, strict=True)] == [False, True, False, False]
+    alone = Matches(rough[1].query[:4], rough[1].picture[:4])
+    assert not is_promising(query, pictures[1], alone)  # whatever they agree in: four are not enough
 
 
 def test_what_passes_agrees_as_it_does_in_full(query: LocalFeatures, pictures: list[LocalFeatures]) -> None:
