@@ -219,6 +219,7 @@ def _open_or_create(
 ) -> ImageSearch:
     """`missing`: folders that are not there, of which only an index that is there may know something."""
     from cooc.image_search import DEFAULT_FEATURES, DEFAULT_QUALITY, QUALITIES, ImageSearch
+    from cooc.index.store import kept_open
 
     if recipe and quality:
         raise InputError("--quality stands for a recipe: give one of the two.")
@@ -242,12 +243,10 @@ def _open_or_create(
             if asked:
                 raise
             raise WeightsError(f"{error}\nOr take --quality best, whose weights pip brings; it is slower.") from error
-    if storage not in ("", search.meta.storage):
-        search.close()
-        raise InputError(
-            f"The index {search.index_name} keeps vectors as {search.meta.storage}: for {storage} build another one."
-        )
-    try:
+    with kept_open(search):
+        if storage not in ("", search.meta.storage):
+            kept = f"keeps vectors as {search.meta.storage}: for {storage} build another one."
+            raise InputError(f"The index {search.index_name} {kept}")
         if verify == "none" and search.meta.features:
             raise InputError(
                 f"The index {search.index_name} keeps local features by {search.meta.features}. To do without them, "
@@ -255,7 +254,4 @@ def _open_or_create(
             )
         if verify not in ("", "none"):
             search.keep_features(verify)
-    except BaseException:
-        search.close()
-        raise
     return search

@@ -20,7 +20,7 @@ from cooc.index import calibration, create_store, is_folder, open_store, sync, w
 from cooc.index.away import away_folders
 from cooc.index.inverted import Inverted
 from cooc.index.records import Filter, Record, StoreMeta, check_same, several
-from cooc.index.store import Store, Vectors
+from cooc.index.store import Store, Vectors, kept_open
 from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.decode import Picture
 from cooc.recipes import DescriptorConfig, find_recipe
@@ -132,15 +132,12 @@ class OpenIndex:
     ) -> Self:
         """An index that is there. Another recipe than its own is refused; its network is loaded when it is needed."""
         store = open_store(address(path), write=write)
-        try:
+        with kept_open(store):
             search = cls(store, path, device=device, descriptor=descriptor)
             if recipe is not None:
                 asked = lasting(find_recipe(recipe).config)
                 search._check(replace(search._own_meta(), recipe=recipe, config_hash=asked.hash))
             return search
-        except BaseException:
-            store.close()
-            raise
 
     @property
     def words(self) -> Inverted | None:

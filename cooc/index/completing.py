@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import closing
 
 from cooc.errors import CoocError
 from cooc.index.engine import FEW, Extraction
@@ -47,28 +48,25 @@ def complete_features(
     run = Run(store, collection, report, progress, stop)
     items = (Item(one, collection.picture(one.entry)) for one in itertools.chain(first, wanted))
     decoded = decode(items, size=extraction.size, workers=workers, beside=extraction)
-    with run.ending():
-        try:
-            for item, found in decoded:
-                record: Record = item.key
-                try:
-                    if isinstance(found, CoocError):
-                        raise found
-                    code = extraction.finish(item.aside, device)
-                    if _unchanged(collection, record):
-                        run.pending.features[record.id] = code
-                        report.completed += 1
+    with run.ending(), closing(decoded):
+        for item, found in decoded:
+            record: Record = item.key
+            try:
+                if isinstance(found, CoocError):
+                    raise found
+                code = extraction.finish(item.aside, device)
+                if _unchanged(collection, record):
+                    run.pending.features[record.id] = code
+                    report.completed += 1
+                run.in_a_row[STEP] = 0
+            except (CoocError, OSError) as error:
+                if not run.leave_out(STEP, record.path, blame(error, repr(collection.address(record.path)))):
                     run.in_a_row[STEP] = 0
-                except (CoocError, OSError) as error:
-                    if not run.leave_out(STEP, record.path, blame(error, repr(collection.address(record.path)))):
-                        run.in_a_row[STEP] = 0
-                run.tick()
-                if run.failure is not None:
-                    raise run.failure
-                if run.stopped():
-                    return
-        finally:
-            decoded.close()
+            run.tick()
+            if run.failure is not None:
+                raise run.failure
+            if run.stopped():
+                return
 
 
 def _there(store: Store, collection: Collection, check: bool) -> Iterator[Record]:

@@ -143,7 +143,7 @@ class _Run:
         began = time.monotonic()
         while True:
             self._give()
-            if not self.running and not self.again and not self._more():
+            if self.ready and not self.running and not self.again:  # nor is there a file left to give
                 return
             refs = [*self.running, *self.starting]
             done, _ = self.ray.wait(refs, num_returns=1, timeout=1.0) if refs else ([], [])
@@ -219,24 +219,14 @@ class _Run:
 
     # chunks
 
-    def _more(self) -> bool:
-        chunk = self._next()
-        if chunk is not None:
-            self.again.append(chunk)
-        return chunk is not None
-
-    def _next(self) -> _Chunk | None:
-        files = list(itertools.islice(self.files, self.size))
-        return _Chunk(files) if files else None
-
     def _give(self) -> None:
         """Evenly: to the worker that has least. A suspect has a worker for itself."""
         while self.ready:
             worker = min(self.ready, key=lambda one: one.chunks + UNDER_WAY * one.alone)
             if worker.alone or worker.chunks >= UNDER_WAY:
                 return
-            chunk = self.again.popleft() if self.again else self._next()
-            if chunk is None:
+            chunk = self.again.popleft() if self.again else _Chunk(list(itertools.islice(self.files, self.size)))
+            if not chunk.files and not chunk.seen:
                 return
             if chunk.losses >= GUILTY:
                 self._give_up(chunk)

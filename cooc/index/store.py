@@ -15,6 +15,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -327,6 +328,16 @@ def pages(
             return
         last = path_bytes(found[-1].path)
         limit = None if limit is None else limit - size
+
+
+@contextmanager
+def kept_open(opened: Any) -> Iterator[None]:
+    """It stays open for who comes next, unless the block fails."""
+    try:
+        yield
+    except BaseException:
+        opened.close()
+        raise
 
 
 def blocks(items: Iterable[_T], size: int) -> Iterator[list[_T]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-_made: dict[tuple[int, str], tuple[weakref.ref[Tensor], tuple[int, int], object]] = {}
+_made: Any = WeakIdKeyDictionary()  # source -> kind -> (state of the source, what was made of it)
 _Result = TypeVar("_Result")
 
 
@@ -17,17 +17,10 @@ def derived(source: Tensor, kind: str, make: Callable[[], _Result]) -> _Result:
 
     Tensors made in inference mode do not count their changes: one that is changed in place there is not noticed.
     """
-    key = id(source), kind
     state = source.data_ptr(), -1 if source.is_inference() else source._version
-    known = _made.get(key)
-    if known is not None and known[0]() is source and known[1] == state:
-        return known[2]  # type: ignore[return-value]
-    value = make()
-    if value is source:  # kept here, it would keep itself alive
-        return value
-
-    def forget(_: object, made: dict[tuple[int, str], object] = _made) -> None:  # type: ignore[assignment]
-        made.pop(key, None)  # bound here: when Python ends, the module's names may be gone before the tensor
-
-    _made[key] = weakref.ref(source, forget), state, value
-    return value
+    before, value = _made.get(source, {}).get(kind, (None, None))
+    if before != state:
+        value = make()
+        if value is not source:  # kept here, it would keep itself alive
+            _made.setdefault(source, {})[kind] = state, value
+    return value  # type: ignore[no-any-return]

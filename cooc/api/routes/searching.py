@@ -31,6 +31,8 @@ from cooc.pictures.decode import Decoded
 from cooc.verification.agreement import Agreement
 
 router = APIRouter(prefix=PREFIX, responses=problems())
+WAYS = {"k", "offset", "min_score", "expand", "rerank", "augment", "thorough"}  # that all kinds of queries have
+
 Asked = Annotated[SearchOptions, Query()]
 LeastSimilarity = Annotated[float, Query(ge=0.5, le=1, description="Least similarity.")]
 GroupSimilarity = Annotated[
@@ -116,16 +118,7 @@ def find(
     names: Sequence[str] = (),
 ) -> ResultsOut:
     """The one place where a request becomes a search: by an id, a vector, or pictures with their boxes."""
-    settings: dict[str, Any] = {
-        "k": options.k,
-        "offset": options.offset,
-        "expand": options.expand,
-        "rerank": options.rerank,
-        "augment": options.augment,
-        "thorough": options.thorough,
-        "where": options.filter(),
-        "min_score": options.min_score,
-    }
+    settings = options.model_dump(include=WAYS) | {"where": options.filter()}
     if vector:
         return ResultsOut.of(services.search.search_vector(vector, **settings), options)
     settings["verify"] = options.verify

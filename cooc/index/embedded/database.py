@@ -17,6 +17,7 @@ from urllib.parse import quote
 from cooc.errors import CoocError, StoreDamagedError, StoreError, StoreLockedError
 from cooc.index.checks import check_format, missing
 from cooc.index.records import FORMAT, show
+from cooc.index.store import kept_open
 
 APPLICATION_ID = 0x636F6F63  # "cooc"
 CACHE = 1 << 16  # kB for who writes: ids come in any order, and SQLite's own 2 MB wrote a page to disk for each of them
@@ -139,7 +140,7 @@ def connect(folder: Path, *, write: bool = False) -> Connection:
 
 def _checked(folder: Path, options: str, write: bool = False) -> Connection:
     connection = _connect(database(folder), options)
-    try:
+    with kept_open(connection):
         _check(connection, folder)
         if write:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -147,10 +148,7 @@ def _checked(folder: Path, options: str, write: bool = False) -> Connection:
             connection.execute(f"PRAGMA cache_size = -{CACHE}")
             if version(connection) < FORMAT:
                 connection.executescript(UPGRADE)
-        return connection
-    except BaseException:
-        connection.close()
-        raise
+    return connection
 
 
 def create(path: Path) -> Connection:

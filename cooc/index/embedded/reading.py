@@ -24,6 +24,7 @@ from cooc.index.embedded.coding import Coding
 from cooc.index.embedded.database import Connection, connect, explained
 from cooc.index.embedded.rows import read_meta
 from cooc.index.records import check_same, show
+from cooc.index.store import kept_open
 
 _T = TypeVar("_T")
 
@@ -50,11 +51,8 @@ class Reading:
         self._mutex = threading.Lock()
         self._closed = False
         connection = connect(folder)
-        try:
+        with kept_open(connection):
             self.file = IndexFile(folder, connection)
-        except BaseException:
-            connection.close()
-            raise
         self._idle.append(connection)
 
     def __call__(self, work: Callable[[Connection, IndexFile], _T]) -> _T:
@@ -109,11 +107,8 @@ class Reading:
             if not connection.moved():
                 break
             connection.close()
-        try:
+        with kept_open(connection):
             return connection, self._file_of(connection)
-        except BaseException:
-            connection.close()
-            raise
 
     def _file_of(self, connection: Connection) -> IndexFile:
         with self._mutex:

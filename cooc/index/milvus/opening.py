@@ -16,6 +16,7 @@ from cooc.index.milvus.features import nowhere, place
 from cooc.index.milvus.server import Server
 from cooc.index.milvus.store import FEATURES, MilvusStore
 from cooc.index.records import FORMAT, StoreMeta
+from cooc.index.store import kept_open
 
 META = "cooc.meta"  # property of the collection
 DIMENSIONS = 32_768
@@ -58,7 +59,7 @@ def prepare_collection(where: Address, dim: int) -> None:
 def open_store(address: str, *, write: bool = False) -> MilvusStore:
     where = Address.parse(address)
     server = Server(where)
-    try:
+    with kept_open(server):
         former.take_up(server)
         found = server.properties()
         if META not in found:
@@ -77,9 +78,6 @@ def open_store(address: str, *, write: bool = False) -> MilvusStore:
             # A `compact` that was cut short may have left the collection without a structure, or not loaded.
             structures.build(server, structures.current(server).kind or "FLAT", meta.dim)
         return MilvusStore(server, meta, json.loads(found.get(FEATURES, "{}")))
-    except BaseException:
-        server.close()
-        raise
 
 
 def _move(address: str, server: Server, meta: StoreMeta) -> None:

@@ -28,6 +28,7 @@ from psycopg.pq import Format
 from cooc.errors import InputError, StoreDamagedError, StoreError, StoreLockedError
 from cooc.index import without_password
 from cooc.index.checks import closed, locked, missing, read_only
+from cooc.index.store import kept_open
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _T = TypeVar("_T")
@@ -75,12 +76,9 @@ class Address:
         return cls(DEFAULTS | options, f"cooc_{named[0]}" if named else "cooc", shown)
 
 
-class Query(np.ndarray[Any, np.dtype[np.float32]]):
-    """A vector (D,) as a parameter of a statement, which has to say `::vector`."""
-
-
-class QueryDumper(Dumper):
-    """pgvector's binary format: dimensions, zero, then the values."""
+class VectorDumper(Dumper):
+    """A vector (D,) as a parameter of a statement, which has to say `::vector`, in pgvector's binary format:
+    dimensions, zero, then the values."""
 
     format = Format.BINARY
 
@@ -121,24 +119,21 @@ class Server:
         options = {"application_name": here, **self.address.options, "client_encoding": "utf8"}
         # Each statement is planned for its own values: a plan for any vector and any filter is a plan for none.
         connection = psycopg.connect(**options, autocommit=True, prepare_threshold=None)
-        try:
+        with kept_open(connection):
             connection.isolation_level = IsolationLevel.REPEATABLE_READ
-            connection.adapters.register_dumper(Query, QueryDumper)
+            connection.adapters.register_dumper(np.ndarray, VectorDumper)
             connection.execute(
                 "SELECT set_config('search_path', concat_ws(', ', quote_ident(%s), quote_ident(nspname)), false),"
                 " set_config('jit', 'off', false) FROM (SELECT) one LEFT JOIN"
                 " (pg_extension JOIN pg_namespace n ON n.oid = extnamespace) ON extname = 'vector'",
                 (self.address.schema,),
             )
-            return connection
-        except BaseException:
-            connection.close()
-            raise
+        return connection
 
     def _locked(self) -> Connection:
         """A connection that holds the writer's lock for as long as it lives."""
         connection = self.connect()
-        try:
+        with kept_open(connection):
             for name, value in (  # so that a client which is no more does not hold the lock for hours
                 ("client_connection_check_interval", "5s"),
                 ("tcp_keepalives_idle", "30"),
@@ -155,10 +150,7 @@ class Server:
                 if time.monotonic() > ends:
                     raise self._held(connection)
                 time.sleep(0.05)
-            return connection
-        except BaseException:
-            connection.close()
-            raise
+        return connection
 
     def _held(self, connection: Connection) -> StoreLockedError:
         row = connection.execute(

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from cooc.index import effort
-from cooc.index.postgres.connections import Connection, Query
+from cooc.index.postgres.connections import Connection
 from cooc.index.postgres.tables import WHOLE, decoded, matching, read_state
 from cooc.index.records import Filter
 from cooc.index.store import Vectors
@@ -88,7 +88,7 @@ class Nearest:
             f"SELECT id, distance, {self._whole} FROM (SELECT id, vector <#> %s::vector AS distance {rows}"
             " ORDER BY distance, id LIMIT %s) best JOIN vectors USING (id) ORDER BY distance, id"
         )
-        return _each(connection, statement, ((query.view(Query), *values, k) for query in queries))
+        return _each(connection, statement, ((query, *values, k) for query in queries))
 
     def _approximate(
         self, connection: Connection, queries: Vectors, k: int, searched: Searched, far: int
@@ -107,8 +107,7 @@ class Nearest:
             " ORDER BY vector::{half} <#> %s::vector::{half} LIMIT %s)"
             f" SELECT id, vector <#> %s::vector AS distance, {self._whole} FROM near ORDER BY distance, id LIMIT %s"
         ).format(half=self._half)
-        asked = (query.view(Query) for query in queries)
-        return list(_each(connection, statement, ((*values, query, candidates, query, k) for query in asked)))
+        return list(_each(connection, statement, ((*values, query, candidates, query, k) for query in queries)))
 
     # the graph
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import psycopg
@@ -27,8 +28,7 @@ def create_store(address: str, meta: StoreMeta) -> PostgresStore:
         raise InputError(f"pgvector holds up to {DIMENSIONS} dimensions, not {meta.dim}: use another recipe or engine.")
     meta = replace(meta, storage="float32", format=FORMAT)  # whatever it comes from
     schema = sql.Identifier(where.schema)
-    server = Server(where)
-    try:
+    with closing(Server(where)) as server:
         server.read(_require_pgvector)
         with server.explained(), server.connect() as connection, connection.transaction():
             try:
@@ -39,8 +39,6 @@ def create_store(address: str, meta: StoreMeta) -> PostgresStore:
             tables.make(connection, meta.dim, meta.as_json())
             if meta.features:
                 features.set_engines(connection, meta.features)
-    finally:
-        server.close()
     return PostgresStore(where, write=True)
 
 

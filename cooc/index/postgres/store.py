@@ -33,7 +33,7 @@ from cooc.index.records import (
     path_text,
     show,
 )
-from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Vectors, pages
+from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Vectors, kept_open, pages
 
 
 class PostgresStore(Store):
@@ -42,16 +42,13 @@ class PostgresStore(Store):
     def __init__(self, address: Address, *, write: bool = False) -> None:
         self.address, self.shown = address, f"the index {address.place}"
         self._server = Server(address)
-        try:
+        with kept_open(self._server):
             self._format, self._meta = self._read_meta()
             if write:
                 self._server.become_writer()
                 if self._format < FORMAT:
                     self._server.change(tables.upgrade)
                     self._format, self._meta = self._read_meta()
-        except BaseException:
-            self._server.close()
-            raise
         self._nearest = Nearest(self.meta.dim, checked=self._format >= 3)
 
     def _read_meta(self) -> tuple[int, StoreMeta]:
