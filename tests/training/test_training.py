@@ -844,6 +844,18 @@ def test_learned_whitening_from_pairs_in_the_same_command(pictures: Path, tmp_pa
     assert int(found["whitening"]["pairs"]) == found["pairs"]
 
 
+def test_photos_held_out_without_a_match_judge_nothing(pictures: Path, trained: Path, tmp_path: Path) -> None:
+    """Before anything is learned, which would be kept unjudged otherwise."""
+    for label in ("castle", "tower"):
+        (tmp_path / "labels" / label).mkdir(parents=True)
+        (tmp_path / "labels" / label / "0.png").symlink_to(pictures / "labels" / label / f"{label}0.png")
+        (tmp_path / "labels" / label / "1.png").write_bytes(b"no picture")
+    result = shell(app)("train", "--data", tmp_path / "labels", "-o", tmp_path / "run", *TINY, *HERE, "--held-out", 0.5)
+    assert result.code == 2
+    assert "nothing could judge" in result.err
+    assert not list((tmp_path / "run").iterdir())
+
+
 def test_filter_show_draws(tmp_path: Path) -> None:
     file = tmp_path / "f.safetensors"
     filters.compress(learned_layer(), 2).save(file, about={"data": "toy"})
