@@ -33,16 +33,10 @@ FEWEST = 10  # queries that can tell whether something is better
 
 
 def fit_whitening(
-    run: Run,
-    cache: ActivationCache,
-    photos: Photos,
-    kind: str,
-    dim: int,
-    meta: Mapping[str, str],
-    own: Whitening | None = None,
+    run: Run, cache: ActivationCache, photos: Photos, kind: str, dim: int, meta: Mapping[str, str]
 ) -> Whitening:
     """The whitening that goes with what was learned: `pca` of the photos, `learned` from their matching pairs (Lw), or
-    the recipe's own, `adapted` to these pairs.
+    the recipe's own, through which it was learned, `adapted` to these pairs.
 
     Photos that were held out have no part in it: they are to judge it. A layer that was trained is that whitening
     already.
@@ -54,8 +48,8 @@ def fit_whitening(
     with torch.no_grad():
         vectors = describe(run.net, cache, torch.from_numpy(rows), raw=True)
     queries, positives = (np.searchsorted(rows, side) for side in photos.pairs(held_out=False))
-    if kind == "adapted" and own is not None:
-        return adapt(own, vectors, queries, positives, meta=meta).to("cpu")
+    if kind == "adapted" and run.net.layer is not None:
+        return adapt(run.net.layer, vectors, queries, positives, meta=meta).to("cpu")
     dim = min(dim or vectors.shape[1], vectors.shape[1], len(vectors) - 1)
     if kind == "learned":
         return fit_learned(vectors, queries, positives, dim, meta=meta).to("cpu")
@@ -145,8 +139,7 @@ def finish(
         fitted = None
         if whitening != "none":
             meta = {"fitted_on": photos.name, "size": str(run.config.descriptor.size)}
-            own = own_whitening(searching.replace(dim=dim)) if whitening == "adapted" else None
-            fitted = fit_whitening(run, cache, photos, whitening, dim, meta, own)
+            fitted = fit_whitening(run, cache, photos, whitening, dim, meta)
             summary["whitening"] = dict(fitted.meta) | {"file": WHITENING, "dim": fitted.dim}
         if len(photos.queries(held_out=True)):
             whole = searching if whitening != "none" else searching.replace(whitening="", dim=0)

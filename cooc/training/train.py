@@ -39,7 +39,7 @@ from cooc.training.losses import LOSSES
 from cooc.training.network import CoOcNet, describe
 from cooc.training.processes import rank, world
 from cooc.training.tuples import mine, tuples
-from cooc.whitening import Whitening, adapt, fit_pca
+from cooc.whitening import Whitening, fit_pca
 
 RATES = {"learned": 8e-3, "factored": 1e-2}  # measured: docs/training.md
 BLOCK_RATE = 3e-4  # of a block's kernels
@@ -131,8 +131,9 @@ def train(
 ) -> Run:
     """Train on photos (row i of the cache is photo i). With a folder, it keeps a checkpoint and a log there.
 
-    whitening: that of the recipe, where the photos are too few to fit one: it is adapted to them, and the loss and the
-    validation see what it gives then. report is called after every epoch with its line of the log.
+    whitening: that of the recipe, where the photos are too few to fit one: the loss and the validation see what it
+    gives, so that epoch 0 is the recipe as it is. (Adapted to these photos, it would leave no loss to learn from.)
+    report is called after every epoch with its line of the log.
     """
     if len(cache) != len(photos):
         raise InputError(f"{len(photos)} photos, but activations of {len(cache)}: keep the rows of both together.")
@@ -179,16 +180,10 @@ def _build(cache: ActivationCache, photos: Photos, config: TrainConfig, whitenin
     block = None
     if config.block:
         block = build_block(config.descriptor, config.block, cache.device, rank=config.block_rank, seed=config.seed)
-    if config.layer or whitening is not None:
+    if config.layer:
         direct = CoOcNet(config.descriptor, cache.channels, train=(), block=block).to(cache.device)
         with torch.no_grad():
-            vectors = _describe(direct, cache, seen := np.flatnonzero(~photos.held_out))
-        if config.layer or whitening is None:
-            whitening = fit_pca(vectors, config.layer)
-        else:
-            whitening = adapt(
-                whitening, vectors, *(np.searchsorted(seen, side) for side in photos.pairs(held_out=False))
-            )
+            whitening = fit_pca(_describe(direct, cache, np.flatnonzero(~photos.held_out)), config.layer)
     return CoOcNet(
         config.descriptor,
         cache.channels,
