@@ -353,16 +353,23 @@ def test_adapted_is_lw_of_what_the_whitening_gives_shrunk_as_sklearn_does(pairs:
     x[pairs:] = x[:pairs] + 0.3 * spectrum(pairs, 12, decay=1.5, seed=2)
     given = fit_pca(spectrum(50, 12, seed=1), 7)
     adapted = adapt(given, x, range(pairs), range(pairs, 2 * pairs))
-    z = given(x.double())
+    mean = F.normalize(x.double(), dim=1).mean(0)  # of the pictures it is adapted to
+    centred = Whitening(mean, given.projection.double())
+    z = centred(x.double())
     oas = OAS(assume_centered=True).fit((z[:pairs] - z[pairs:]).numpy())
     values, axes = np.linalg.eigh(oas.covariance_)
-    expected = whitened(x, given).numpy() @ (axes / np.sqrt(values)) @ axes.T
+    expected = whitened(x, centred).numpy() @ (axes / np.sqrt(values)) @ axes.T
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(adapted(x.double()).numpy(), expected, atol=1e-5)
     assert float(adapted.meta["shrinkage"]) == pytest.approx(oas.shrinkage_, abs=1e-4)
     assert (adapted.meta["kind"], adapted.meta["pairs"]) == ("adapted", str(pairs))
     alone = adapt(given, x, [0], [pairs])  # one pair tells nothing
-    np.testing.assert_allclose(alone(x).numpy(), given(x).numpy(), atol=1e-5)
+    np.testing.assert_allclose(alone(x).numpy(), z.numpy(), atol=1e-5)
+    every = np.triu_indices(20, 1)  # 190 pairs, but of 20 pictures: no more is known than from 20 pairs
+    z = z[:20][every[0]] - z[:20][every[1]]
+    S = (z.T @ z / len(z)).numpy()
+    known = ((S * S).sum() + S.trace() ** 2) / (21 * ((S * S).sum() - S.trace() ** 2 / 7))  # Chen et al., eq. 23
+    assert float(adapt(given, x, *every).meta["shrinkage"]) == pytest.approx(min(1.0, known), abs=0.02)
 
 
 def test_learned_bad_pairs() -> None:

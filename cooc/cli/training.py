@@ -66,7 +66,10 @@ def train(
     pairs: Annotated[
         Literal["verified", "all"], typer.Option(help="Pairs of one label to train on: those that match, or all.")
     ] = "verified",
-    held_out: Annotated[float, typer.Option(help="Part of the labels kept for validation.")] = 0.2,
+    held_out: Annotated[
+        float | None,
+        typer.Option(help="Part of the labels kept for validation. [default: 0.2, of fewer than 2000 photos 0.5]"),
+    ] = None,
     crops: Annotated[
         bool, typer.Option("--crops", help="A part of each photo is a query, too: to learn from, and to validate with.")
     ] = False,
@@ -101,14 +104,14 @@ def train(
     --cache FOLDER ...
     """
     from cooc.activations import resolve_device
-    from cooc.datasets.photos import add_crops, add_distractors, load_photos
+    from cooc.datasets.photos import ENOUGH, add_crops, add_distractors, load_photos
     from cooc.datasets.retrieval import image_set
     from cooc.image_search import ImageSearch
     from cooc.pooling import POOLINGS
     from cooc.provenance import provenance
     from cooc.recipes import find_recipe
     from cooc.training import processes as running
-    from cooc.training.artefacts import ENOUGH, finish, own_whitening
+    from cooc.training.artefacts import finish, own_whitening
     from cooc.training.block import layer_before
     from cooc.training.cache import build_cache
     from cooc.training.mining import mine_pairs
@@ -179,11 +182,16 @@ def train(
         if whitening == "adapted" and layer_of_recipe is None:
             raise InputError(f"{recipe} has no whitening to {dim or named.dim} dimensions to adapt: --whitening pca")
         whitening = whitening or ("pca" if layer_of_recipe is None else "adapted")
-        first = running.rank() == 0
+        first, judges = running.rank() == 0, len(photos.queries(held_out=True))
+        if not judges and held_out != 0:
+            raise InputError(
+                "No photo that was held out has a match, so that nothing could judge what is learned. Give more photos "
+                "of each label, or --held-out 0 to learn without a judge."
+            )
         if first:
             for one in bad:
                 err.print(f"left out: {one.reason}", style="yellow", markup=False)
-            err.print(f"{len(photos)} photos, {len(photos.queries())} with matches to train on.")
+            err.print(f"{len(photos)} photos, {len(photos.queries())} with matches to train on, {judges} to judge by.")
         run = learn(
             kept,
             photos,

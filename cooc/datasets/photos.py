@@ -30,7 +30,7 @@ from cooc.unpickling import load_arrays
 
 Ints = NDArray[np.int64]
 
-FEW = 1000  # photos held out
+ENOUGH = 2000  # photos: of fewer, half are held out to judge by, and no whitening is fitted, about 4 to a dimension
 PARTS, GRID = (0.5, 0.65, 0.8), 32  # of a photo's sides, and pixels that those of its crop are rounded down to
 
 
@@ -82,12 +82,11 @@ class Photos:
     def validation(self) -> tuple[Ints, Ints, list[Query]]:
         """The held-out part as a data set: query rows, database rows, and the ground truth in terms of the latter.
 
-        A photo of the same cluster that was not verified is neither right nor wrong: it is junk. Among a few photos all
-        is found; then those that are trained on are distractors. Crops are asked for, and not searched in.
+        A photo of the same cluster that was not verified is neither right nor wrong: it is junk. Those that are trained
+        on are not searched in: a whitening of few photos sets them apart from all others, which would be taken for a
+        gain. Crops are asked for, and not searched in.
         """
-        whole = np.flatnonzero(~self.crops)
-        database = whole[self.held_out[whole]]
-        database = database if len(database) >= FEW else whole
+        database = np.flatnonzero(self.held_out & ~self.crops)
         place = {int(row): i for i, row in enumerate(database)}
         queries, truth = self.queries(held_out=True), []
         for q in queries:
@@ -104,7 +103,7 @@ def load_photos(
     *,
     exclude: Iterable[str] = (),
     not_in: str | Path | None = None,
-    held_out: float = 0.2,
+    held_out: float | None = None,
     seed: int = 0,
 ) -> Photos:
     """Photos in any of the three layouts; part of the labels held out, unless the data set says which.
@@ -257,8 +256,12 @@ def _size(path: Path) -> tuple[int, int]:
         return 0, 0
 
 
-def hold_out(photos: Photos, fraction: float, seed: int = 0) -> Photos:
-    """Whole clusters, of two photos at least, held out for validation: what was never seen must be found too."""
+def hold_out(photos: Photos, fraction: float | None = None, seed: int = 0) -> Photos:
+    """Whole clusters, of two photos at least, held out for validation: what was never seen must be found too.
+
+    A fifth of them, or half of a few: less of these could not tell what is better.
+    """
+    fraction = (0.2 if len(photos) >= ENOUGH else 0.5) if fraction is None else fraction
     if not 0 <= fraction < 1:
         raise InputError(f"The part held out is at least 0 and less than 1, not {fraction}.")
     clusters, counts = np.unique(photos.clusters, return_counts=True)

@@ -30,7 +30,6 @@ from cooc.tuning import both, read_tuning, write_tuning
 from cooc.whitening import Whitening, adapt, fit_learned, fit_pca
 
 FEWEST = 10  # queries that can tell whether something is better
-ENOUGH = 2000  # photos, about four for each dimension, to fit a whitening on
 
 
 def fit_whitening(
@@ -50,8 +49,7 @@ def fit_whitening(
         vectors = describe(run.net, cache, torch.from_numpy(rows), raw=True)
     queries, positives = (np.searchsorted(rows, side) for side in photos.pairs(held_out=False))
     if kind == "adapted" and run.net.layer is not None:
-        once = np.unique(np.sort(np.stack([queries, positives]), axis=0), axis=1)  # each pair, to tell how many
-        return adapt(run.net.layer, vectors, *once, meta=meta).to("cpu")
+        return adapt(run.net.layer, vectors, queries, positives, meta=meta).to("cpu")
     dim = min(dim or vectors.shape[1], vectors.shape[1], len(vectors) - 1)
     if kind == "learned":
         return fit_learned(vectors, queries, positives, dim, meta=meta).to("cpu")

@@ -37,7 +37,7 @@ def mine_pairs(
     search: ImageSearch,
     *,
     most: int = 20_000,
-    held_out: float = 0.2,
+    held_out: float | None = None,
     seed: int = 0,
     device: str = "cpu",
     progress: Callable[[int, int], None] = lambda done, total: None,

@@ -132,7 +132,8 @@ def train(
     """Train on photos (row i of the cache is photo i). With a folder, it keeps a checkpoint and a log there.
 
     whitening: that of the recipe, where the photos are too few to fit one: the loss and the validation see what it
-    gives, so that epoch 0 is the recipe as it is. report is called after every epoch with its line of the log.
+    gives, so that epoch 0 is the recipe as it is. (Adapted to these photos, it would leave no loss to learn from.)
+    report is called after every epoch with its line of the log.
     """
     if len(cache) != len(photos):
         raise InputError(f"{len(photos)} photos, but activations of {len(cache)}: keep the rows of both together.")
@@ -248,7 +249,8 @@ def gradients(net: CoOcNet, cache: ActivationCache, rows: Ints, config: TrainCon
     total = torch.zeros((), device=cache.device)
     for start in range(0, len(own), config.at_once):
         part = own[start : start + config.at_once]  # (t, 1 + P + N)
-        vectors = describe(net, cache, torch.from_numpy(part.ravel()))
+        once, places = np.unique(part, return_inverse=True)  # of few photos each is in many tuples
+        vectors = describe(net, cache, torch.from_numpy(once))[torch.from_numpy(places).to(cache.device)]
         vectors = vectors.reshape(*part.shape, -1)  # (t, 1 + P + N, D)
         query, others = vectors[:, 0], vectors[:, 1:]
         positive, negative = others[:, : config.positives], others[:, config.positives :]

@@ -5,7 +5,8 @@ Channels that fire together count twice in an inner product. Whitening, fitted o
     PCA      projection = diag(eigenvalue^-exponent) V^T     eigenvectors V of the covariance, decreasing order
     learned  projection = V^T P1                             P1 undoes the covariance of matching-pair differences,
                                                              V rotates what is left to its principal axes
-    adapted  projection = P1 times that of another one       P1 as above, of its vectors, shrunk: for few pairs
+    adapted  projection = P1 times that of another one       P1 as above, of its vectors, shrunk: for few pairs;
+                                                             the mean is that of the new vectors
 
 Exponent 0.5 makes the covariance of the training vectors the identity, smaller ones are softer, 0 only rotates. Rows of
 the projection are ordered, so the first d of them are the whitening to d (`Whitening.truncate`). Fits run in float64.

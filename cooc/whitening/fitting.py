@@ -1,4 +1,4 @@
-"""Fitting a whitening: from vectors alone (PCA), from matching pairs (learned), or from a few of these (adapted)."""
+"""Fitting a whitening: from vectors alone (PCA), from matching pairs (learned), or from another one (adapted)."""
 
 from __future__ import annotations
 
@@ -145,28 +145,36 @@ def fit_learned(
 
 def adapt(
     whitening: Whitening,
-    vectors: Tensor,
+    vectors: Vectors,
     query_idx: Indices,
     positive_idx: Indices,
     *,
     meta: Mapping[str, str] | None = None,
 ) -> Whitening:
-    """A whitening that is there, turned to another kind of pictures by matching pairs of its (N, D) vectors.
+    """A whitening that is there, turned to another kind of pictures by their (N, D) vectors and matching pairs of them.
 
-    Lw of what it gives, for as few as some hundred pairs: the covariance of their differences is shrunk towards a
-    multiple of the identity, which would leave all as it is, the more so the fewer they are (OAS, Chen et al. 2010).
+    The mean is theirs: what all pictures of a kind have in common tells none of them from another. Then Lw of what the
+    whitening gives, for as few as some hundred pairs: the covariance of their differences is shrunk towards a multiple
+    of the identity, which would leave all as it is, the more so the fewer they are (OAS, Chen et al. 2010). Pairs that
+    share pictures are no independent samples: at most as many count as there are pictures in them.
     """
-    queries, positives = _pairs(query_idx, positive_idx, whitening(vectors.double()))
+    _refuse_nonfinite(vectors)
+    x = _unit_rows(vectors)
+    mean = x[(x != 0).any(dim=1)].mean(dim=0)
+    centred = Whitening(mean, whitening.projection.detach().to(x))
+    queries, positives = _pairs(query_idx, positive_idx, centred(x))
     difference = queries - positives  # (pairs, d)
+    once = {frozenset((int(q), int(p))) for q, p in zip(query_idx, positive_idx, strict=True)}
+    samples = min(len(once), len(frozenset().union(*once)))
     covariance = difference.T @ difference / len(difference)
     dim, trace, square = len(covariance), float(covariance.trace()), float(covariance.square().sum())
-    uneven = (len(difference) + 1) * (square - trace**2 / dim)
+    uneven = (samples + 1) * (square - trace**2 / dim)
     share = min(1.0, (square + trace**2) / uneven) if uneven > 0 else 1.0
     values, axes = torch.linalg.eigh((1 - share) * covariance + share * trace / dim * torch.eye(dim).to(covariance))
     turn = (axes * (values * dim / trace).rsqrt()) @ axes.T
-    own = {"kind": "adapted", "pairs": str(len(difference)), "shrinkage": f"{share:.4f}"}
-    projection = (turn @ whitening.projection.to(turn)).float()
-    return Whitening(whitening.mean, projection, dict(whitening.meta) | own | dict(meta or {}))
+    own = {"kind": "adapted", "pairs": str(len(once)), "shrinkage": f"{share:.4f}"}
+    projection = (turn @ centred.projection).float()
+    return Whitening(mean.float(), projection, dict(whitening.meta) | own | dict(meta or {}))
 
 
 def _pairs(query_idx: Indices, positive_idx: Indices, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -153,10 +153,10 @@ def test_crops_are_asked_for_and_not_searched_in(tmp_path: Path) -> None:
     assert whole.crops.tolist() == [False] * 6 + [True] * 6 + [False]
     queries, database, truth = whole.validation()
     assert queries.tolist() == [4, 5, 10, 11]
-    assert database.tolist() == [0, 1, 2, 3, 4, 5, 12]  # few are held out: all are searched, and no crop
-    assert [list(t.positives) for t in truth] == [[5], [4], [5], [4]]
-    assert [list(t.itself) for t in truth] == [[4], [5], [], []]
-    assert list(truth[2].junk) == [4]  # the photo that it is a part of
+    assert database.tolist() == [4, 5, 12]  # nothing that is trained on, and no crop
+    assert [list(t.positives) for t in truth] == [[1], [0], [1], [0]]
+    assert [list(t.itself) for t in truth] == [[0], [1], [], []]
+    assert list(truth[2].junk) == [0]  # the photo that it is a part of
     for row in range(6, 12):
         x0, y0, x1, y1 = whole.items[row].box or (0, 0, 0, 0)
         assert 0 <= x0 < x1 <= 200
