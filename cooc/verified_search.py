@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from dataclasses import replace
 from typing import TypeVar
 
@@ -30,13 +30,14 @@ from cooc.verification.verifier import verify
 from cooc.verification.words import signatures
 
 Features = tuple[LocalFeatures, ...]  # of one picture, by one engine or more
+Query = Callable[[], NDArray[np.float32]]  # gives a unit vector (D,), perhaps after a while
 Numbers = NDArray[np.int64]
 Id = TypeVar("Id", bound=Hashable)
 
 
 def find_verified(
     store: Store,
-    query: NDArray[np.float32],
+    vector: NDArray[np.float32] | Query,
     asked: Sequence[Features],
     options: Options,
     *,
@@ -47,15 +48,17 @@ def find_verified(
 ) -> Results:
     """The best matches of a unit vector (D,) and the local features of the pictures that it was made of.
 
-    `words` are those of the index's pictures; `device` names a GPU that compares the features, None is the CPU.
+    A vector that is still being made is asked for after what needs none. `words` are those of the index's pictures;
+    `device` names a GPU that compares the features, None is the CPU.
     """
     started = time.monotonic() if started is None else started
     wanted = options.offset + options.k
     every = replace(options, k=max(SHORTLIST, wanted), offset=0, min_score=None)
+    by_words = _by_words(store, words, asked, options) if words is not None else []
+    query = vector() if callable(vector) else vector
     near, vectors, _ = ranked(store, query, every, without)
     seen = _Seen(store, query, without)
     first = seen.join(near, vectors)
-    by_words = _by_words(store, words, asked, options) if words is not None else []
     mixed = in_turn([first[:SHORTLIST].tolist(), *(seen.numbers(ids).tolist() for ids in by_words)])
     both = np.array([number for number in mixed if number >= 0], np.int64)
     agreements: dict[int, tuple[Agreement, int]] = {}

@@ -51,7 +51,7 @@ from cooc.verification.engines import LONGEST, QUERY, extract
 from cooc.verification.features import unpack
 from cooc.verification.verifier import verify as verify_features
 from cooc.verified_duplicates import find_copies
-from cooc.verified_search import Features, find_verified
+from cooc.verified_search import Features, Query, find_verified
 
 if TYPE_CHECKING:
     from cooc.descriptor import Image
@@ -113,7 +113,7 @@ class ImageSearch(ChangingIndex):
         id_bytes(id)  # or results could hold it under another spelling
         asked: list[Features] = []
         if box is None:
-            query = self.vectors([id])[0]
+            query: Vectors | Query = self.vectors([id])[0]
             if self._verifies(verify, options):
                 asked = [unpack(code) for code in self.store.features([id]) if code is not None]
         else:
@@ -134,7 +134,7 @@ class ImageSearch(ChangingIndex):
         return self._with_away(find_by_text(self.index_path, self.store, text, options, device=self._device))
 
     def _found(
-        self, query: Vectors, options: Options, asked: Sequence[Features], without: str | None, started: float
+        self, query: Vectors | Query, options: Options, asked: Sequence[Features], without: str | None, started: float
     ) -> Results:
         """Verified by the local features of what was asked for, if there are any."""
         if any(len(part) for features in asked for part in features):
@@ -148,11 +148,12 @@ class ImageSearch(ChangingIndex):
                 device=self._accelerator,
                 started=started,
             )
-        elif asked:  # pictures without any texture: nothing can be verified, and so nothing is claimed
-            found = find_matches(self.store, query, options, without=without, started=started)
-            found = replace(found, no_match=True, checked=True)
         else:
-            found = find_matches(self.store, query, options, curve=self.calibration, without=without, started=started)
+            vector = query() if callable(query) else query
+            curve = None if asked else self.calibration
+            found = find_matches(self.store, vector, options, curve=curve, without=without, started=started)
+            if asked:  # pictures without any texture: nothing can be verified, and so nothing is claimed
+                found = replace(found, no_match=True, checked=True)
         return self._with_away(found)
 
     def agreement(
@@ -183,16 +184,17 @@ class ImageSearch(ChangingIndex):
             )
         return bool(self.meta.features) if wanted is None else wanted
 
-    def _asked(self, images: list[Any], boxes: list[Box | None], verifies: bool) -> tuple[Vectors, list[Features]]:
-        """The vector of a query, and the local features of its pictures, made side by side."""
-        if not verifies:
-            return self._describe(images, boxes), []
-        if not all(isinstance(image, (str, bytes, os.PathLike, np.ndarray, Decoded)) for image in images):
-            return self._describe(images, boxes), self._local(images, boxes)  # a stream has one reader at a time
-        with ThreadPoolExecutor(1, "network") as pool:
+    def _asked(
+        self, images: list[Any], boxes: list[Box | None], verifies: bool
+    ) -> tuple[Vectors | Query, list[Features]]:
+        """The vector of a query, or what waits for it, and the local features of its pictures, made side by side."""
+        if verifies and all(isinstance(image, (str, bytes, os.PathLike, np.ndarray, Decoded)) for image in images):
+            pool = ThreadPoolExecutor(1, "network")
             vector = pool.submit(self._describe, images, boxes)
-            local = self._local(images, boxes)
-            return vector.result(), local
+            pool.shutdown(wait=False)  # its thread ends with its work
+            return vector.result, self._local(images, boxes)
+        query = self._describe(images, boxes)  # a stream has one reader at a time
+        return query, self._local(images, boxes) if verifies else []
 
     def _local(self, images: list[Any], boxes: list[Box | None]) -> list[Features]:
         """The local features of a query's pictures. Tensors have none: nobody knows how they were scaled."""

@@ -27,7 +27,7 @@ from cooc.verification.matching import match, match_on_device
 from cooc.verification.screening import Sought, is_promising, rough_matches, sought
 from cooc.verification.words import ENGINE
 
-AT_ONCE = 15  # pictures that one thread screens together
+AT_ONCE = 30  # pictures that one thread screens together
 MANY = 1 << 18  # pairs of features, below which a full comparison is quick, and a first look would miss too much
 
 
