@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SAID = 10  # files that are named at the end of a run; `cooc status --bad` names all that are bad
 EVENT_SECONDS = 1.0  # between two lines of --json
-TRIM_SECONDS = 5.0  # after which memory that is free goes back to the system: after 50 photos 70 MB of 430
+TRIM_SECONDS = 2.0  # after which memory that is free goes back to the system: after 50 photos 70 MB of 430
 
 
 @contextmanager
