@@ -19,6 +19,7 @@ from cooc.verification.engine import Pixels
 from cooc.verification.engines import KEPT, LONGEST, QUERY, extract
 from cooc.verification.features import LocalFeatures, pack, unpack
 from cooc.verification.verifier import verify
+from cooc.verification.words import ENGINE
 from cooc.weights import load_weights
 
 NETWORK = "vgg16-caffe"
@@ -26,26 +27,35 @@ SHAPE = (768, 1024)
 PICTURES = 100
 
 
-def measure_speed(photos: Sequence[Path], engines: Sequence[str], turns: int = 5) -> dict[str, Any]:
-    """Seconds of each, in turns: VGG16 at 1024 x 768, features of such a picture, 100 pictures verified from bytes."""
+def measure_speed(
+    photos: Sequence[Path], engines: Sequence[str], turns: int = 5, device: str = "cpu"
+) -> dict[str, Any]:
+    """Seconds of each, in turns: VGG16 at 1024 x 768, features of such a picture, 100 pictures verified from bytes.
+
+    A query is one of the photos, and its 100 pictures are itself and those after it: give photos in the order of what
+    they show. Screened is what a search does, unscreened a thorough one.
+    """
     pixels = [_read(path) for path in photos]
-    network = build_backbone(NETWORK, weights=load_weights(BACKBONES[NETWORK].weights)).eval()
-    dtype = resolve_dtype("auto", torch.device("cpu"))
-    batch = torch.zeros(1, 3, *SHAPE).to(memory_format=torch.channels_last)
+    network = build_backbone(NETWORK, weights=load_weights(BACKBONES[NETWORK].weights)).eval().to(device)
+    kind = torch.device(device).type
+    dtype = resolve_dtype("auto", torch.device(device))
+    batch = torch.zeros(1, 3, *SHAPE).to(device, memory_format=torch.channels_last)
 
     def describe(_: int) -> None:
-        with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            network(batch)
+        with torch.inference_mode(), torch.autocast(kind, dtype, enabled=dtype != torch.float32):
+            network(batch).sum().item()
 
     work: dict[str, Callable[[int], object]] = {"network": describe}
     size = {}
     for engine in engines:
-        codes = [pack(extract(engine, p)) for p in pixels]
+        codes = [pack(extract(engine, p, device=device)) for p in pixels]
         size[engine] = round(sum(map(len, codes)) / len(codes))
-        shortlist = [codes[n % len(codes)] for n in range(PICTURES)]
-        queries = [extract(engine, p, limit=QUERY) for p in pixels]
-        work[f"{engine}: features"] = partial(_extract, engine, pixels)
-        work[f"{engine}: verify {PICTURES}"] = partial(_verify, queries, shortlist)
+        queries = [extract(engine, p, limit=QUERY, device=device) for p in pixels]
+        work[f"{engine}: features"] = partial(_extract, engine, pixels, device)
+        for name, screened in (("verify", False), ("screen and verify", True))[: 2 if engine == ENGINE else 1]:
+            work[f"{engine}: {name} {PICTURES}"] = partial(
+                _verify, queries, codes, screened, None if kind == "cpu" else device
+            )
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for turn in range(turns):
         for name, call in work.items():
@@ -59,15 +69,19 @@ def measure_speed(photos: Sequence[Path], engines: Sequence[str], turns: int = 5
     }
     about = {"network": NETWORK, "pixels": f"{SHAPE[1]} x {SHAPE[0]}", "photos": len(photos), "turns": turns}
     kept = {"features kept": KEPT, "features of a query": QUERY, "bytes a picture": size}
-    return about | kept | {"rows": rows} | provenance("cpu")
+    return about | kept | {"rows": rows} | provenance(kind)
 
 
-def _extract(engine: str, pixels: Sequence[Pixels], turn: int) -> None:
-    extract(engine, pixels[turn % len(pixels)])
+def _extract(engine: str, pixels: Sequence[Pixels], device: str, turn: int) -> None:
+    extract(engine, pixels[turn % len(pixels)], device=device)
 
 
-def _verify(queries: Sequence[Sequence[LocalFeatures]], shortlist: Sequence[bytes], turn: int) -> None:
-    verify(queries[turn % len(queries)], [unpack(code) for code in shortlist])
+def _verify(
+    queries: Sequence[Sequence[LocalFeatures]], codes: Sequence[bytes], screened: bool, device: str | None, turn: int
+) -> None:
+    first = turn * len(queries) // 7  # others in each turn
+    shortlist = [unpack(codes[(first + n) % len(codes)]) for n in range(PICTURES)]
+    verify(queries[first % len(queries)], shortlist, device=device, screened=screened)
 
 
 def _read(path: Path) -> Pixels:

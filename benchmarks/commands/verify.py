@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ from benchmarks.verification import (
 from cooc.cli import out
 from cooc.errors import InputError
 from cooc.files import write_whole
+from cooc.pictures.folder import list_images
 from cooc.provenance import provenance
 
 PARAMETERS = Path(__file__).parents[2] / "cooc/data/verification.json"
@@ -145,18 +147,18 @@ def bench_kinds(
 def verify_speed(
     photos: Annotated[Path, typer.Argument(help="A folder of photos.")],
     engines: Annotated[str, typer.Option(help="By commas.")] = "sift,xfeat",
-    count: Annotated[int, typer.Option(min=1, help="Photos.")] = 20,
+    count: Annotated[int, typer.Option(min=1, help="Photos, the first in the order of their paths.")] = 200,
     turns: Annotated[int, typer.Option(min=3, help="Times that each is measured.")] = 9,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Features and verification of 100 pictures on this CPU, beside VGG16 at 1024 x 768."""
+    """Features and verification of 100 pictures, beside VGG16 at 1024 x 768."""
     from benchmarks.verifying import measure_speed
 
-    files = sorted(photos.rglob("*.jpg"))
-    found = measure_speed(files[:: max(1, len(files) // count)][:count], engines.split(","), turns)
+    found = measure_speed(list(islice(list_images(photos), count)), engines.split(","), turns, device)
     for name, row in found["rows"].items():
         out.print(name, row, markup=False)
-    _write(found, results / "verification-speed.json")
+    _write(found, results / f"verification-speed{'' if device == 'cpu' else '-' + device}.json")
 
 
 def _vectors(folder: Path | None) -> dict[str, dict[str, NDArray[np.float32]]]:

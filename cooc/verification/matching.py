@@ -139,9 +139,10 @@ def _match_batch(
     count = torch.tensor(counts, device=query.device)
     empty = torch.arange(others.shape[1], device=query.device) >= count[:, None]
     scores.masked_fill_(empty[:, None], -2)
-    (best, second), (partner, _) = (t.unbind(2) for t in scores.topk(2, dim=2))  # (B, Q) each
+    best, partner = scores.max(2)  # (B, Q) each
     own = torch.arange(len(query), device=query.device)
     good = scores.argmax(1).gather(1, partner) == own
+    second = scores.scatter_(2, partner[:, :, None], -2).amax(2)
     certain = best
     if similarity is not None:
         good &= best > similarity

@@ -24,7 +24,7 @@ from cooc.verification.agreement import Agreement, no_agreement
 from cooc.verification.features import LocalFeatures
 from cooc.verification.geometry import agree
 from cooc.verification.matching import match, match_on_device
-from cooc.verification.screening import Sought, is_promising, rough_matches, sought
+from cooc.verification.screening import Sought, is_promising, promising_on_device, rough_matches, sought
 from cooc.verification.words import ENGINE
 
 AT_ONCE = 30  # pictures that one thread screens together
@@ -63,9 +63,15 @@ def verify(
             if device is None:
                 jobs += [(number, pool.submit(_agreement, part, other)) for number, other in own]
                 continue
-            found = match_on_device(part, [other for _, other in own], device)
-            for (number, other), matches in zip(own, found, strict=True):
-                jobs.append((number, pool.submit(agree, part, other, matches)))
+            others = [other for _, other in own]
+            found = match_on_device(part, others, device)
+            looked = screened and part.engine == ENGINE
+            worth = promising_on_device(part, others, found, device) if looked else [True] * len(own)
+            for (number, other), matches, good in zip(own, found, worth, strict=True):
+                if good or len(part) * len(other) < MANY:
+                    jobs.append((number, pool.submit(agree, part, other, matches)))
+                elif best[number] is None:
+                    best[number] = no_agreement(part, other, len(matches.query))
         found_by_looks = ((n, one) for numbers, job in looks for n, one in zip(numbers, job.result(), strict=True))
         for number, agreement in itertools.chain(found_by_looks, ((number, job.result()) for number, job in jobs)):
             before = best[number]

@@ -195,6 +195,6 @@ def test_words_of_a_kind_are_looked_up_among_others(flat: Path, tmp_path: Path) 
 
 def test_speed_is_measured_beside_the_network(pictures: tuple[Path, Path]) -> None:
     found = measure_speed(sorted(pictures[0].iterdir())[:2], ["sift"], turns=1)
-    assert set(found["rows"]) == {"network", "sift: features", "sift: verify 100"}
+    assert set(found["rows"]) == {"network", "sift: features", "sift: verify 100", "sift: screen and verify 100"}
     assert found["rows"]["network"]["best / network"] == 1
     assert 1000 < found["bytes a picture"]["sift"] < 70_000

@@ -8,7 +8,7 @@ from cooc.verification.engines import extract
 from cooc.verification.features import LocalFeatures
 from cooc.verification.geometry import TOLERANCE
 from cooc.verification.matching import Matches
-from cooc.verification.screening import ENOUGH, LOOSE, is_promising, rough_matches, sought
+from cooc.verification.screening import ENOUGH, LOOSE, is_promising, promising_on_device, rough_matches, sought
 from cooc.verification.verifier import verify
 from cooc.verification.words import SIDE
 from tests.reference.verification import mutual_matches
@@ -79,6 +79,8 @@ def test_enough_matches_that_agree_with_one_of_them_are_promising(
         few = Matches(matches.query[:60], matches.picture[:60])
         assert is_promising(query, picture, few) == (most_votes(query, picture, few) >= ENOUGH)
     assert [is_promising(query, *pair) for pair in zip(pictures, rough, strict=True)] == [False, True, False, False]
+    assert promising_on_device(query, pictures, rough, "cpu") == [False, True, False, False]
+    assert promising_on_device(query, pictures[3:], rough[3:], "cpu") == [False]
     alone = Matches(rough[1].query[:4], rough[1].picture[:4])
     assert not is_promising(query, pictures[1], alone)  # whatever they agree in: four are not enough
 
@@ -88,6 +90,8 @@ def test_what_passes_agrees_as_it_does_in_full(query: LocalFeatures, pictures: l
     full, screened = verify([query], shortlist), verify([query], shortlist, screened=True)
     assert [a.inliers for a in screened] == [a.inliers for a in full]
     assert [a.inliers > 0 for a in screened[:4]] == [False, True, False, False]
+    by_torch = verify([query], shortlist, screened=True, device="cpu")
+    assert [a.inliers > 0 for a in by_torch] == [a.inliers > 0 for a in full]
     np.testing.assert_array_equal(full[1].transform, screened[1].transform)
 
 
