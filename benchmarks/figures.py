@@ -323,11 +323,10 @@ def growth(inputs: Inputs) -> Figure:
 
 # Drawing
 
-# quality -> the result file of what it finds; the first score of it that is there
-FOUND = {
-    "fast": "verified/{}--resnet-tuned+size=384",
-    "balanced": "verified/{}--resnet-tuned",
-    "best": "verified/{}--paper-linear-topdown",
+FOUND = {  # quality -> the result file of what it finds, and which of its scores counts
+    "fast": ("verified/{}--resnet-tuned+size=384", "none"),
+    "balanced": ("verified/{}--resnet-tuned", "sift thorough"),
+    "best": ("verified/{}--resnet-tuned", "sift+xfeat thorough"),
 }
 
 
@@ -342,12 +341,10 @@ def qualities(inputs: Inputs) -> Figure:
     sets = ("Landmark dev set", "gldv2_dev", 0), ("ROxford Medium", "roxford5k", 1)
     for (label, dataset, protocol), colour in zip(sets, LINES, strict=False):
         points = []
-        for name, file in FOUND.items():
-            found = results.other.get(f"{file.format(dataset)}-words") or results.other.get(file.format(dataset))
-            if found is not None and name in rows:
-                scores = found["results"]
-                best = next(s for s in ("sift thorough", "sift second round", "none") if s in scores)
-                value = list(scores[best].values())[protocol]["mAP"]
+        for name, (file, score) in FOUND.items():
+            found = results.other.get(file.format(dataset))
+            if found is not None and name in rows and score in found["results"]:
+                value = list(found["results"][score].values())[protocol]["mAP"]
                 points.append((rows[name]["seconds of a photo"], value))
                 ax.annotate(name, points[-1], xytext=(4, 4), textcoords="offset points")
         ax.plot([x for x, _ in points], [y for _, y in points], "o-", color=colour, label=label)

@@ -226,7 +226,7 @@ def _open_or_create(
     if quality and quality not in QUALITIES:
         raise UnknownNameError("quality", quality, QUALITIES)
     asked = QUALITIES[quality].recipe if quality else recipe
-
+    verify = verify or (QUALITIES[quality].features if quality else "")
     try:
         search = ImageSearch.open(where, write=True, recipe=asked or None, device=device)
     except StoreMissingError as error:
@@ -242,7 +242,7 @@ def _open_or_create(
         except WeightsError as error:
             if asked:
                 raise
-            raise WeightsError(f"{error}\nOr take --quality best, whose weights pip brings; it is slower.") from error
+            raise WeightsError(f"{error}\nOr take -r paper-linear, whose weights pip brings; it is slower.") from error
     with kept_open(search):
         if storage not in ("", search.meta.storage):
             kept = f"keeps vectors as {search.meta.storage}: for {storage} build another one."

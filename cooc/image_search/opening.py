@@ -42,7 +42,7 @@ class Quality:
 QUALITIES = {
     "fast": Quality("resnet-tuned+size=384", "", "what looks alike; nothing is proven"),
     "balanced": Quality("resnet-tuned", DEFAULT_FEATURES, "what geometry proves comes first"),
-    "best": Quality("paper-linear-topdown", "sift+xfeat", "the same, and more of it is found; for a GPU, or a night"),
+    "best": Quality("resnet-tuned", "sift+xfeat", "the same by two kinds of local features: more of it is found"),
 }
 DEFAULT_QUALITY = "balanced"
 DEFAULT_RECIPE = QUALITIES[DEFAULT_QUALITY].recipe

@@ -39,9 +39,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     rows = {name: {"seconds of a photo": seconds} for name, seconds in costs.items()}
     (folder / "results" / "qualities-cpu.json").write_text(json.dumps({"qualities": rows}))
     (folder / "results" / "verified").mkdir()
-    for name in ("resnet-tuned+size=384", "resnet-tuned", "paper-linear-topdown"):
-        stage = "none" if "384" in name else "sift thorough"
-        found = {"results": {stage: {"plain": {"mAP": 60.0}}}}
+    for name in ("resnet-tuned+size=384", "resnet-tuned"):
+        stages = ("none",) if "384" in name else ("sift thorough", "sift+xfeat thorough")
+        found = {"results": {stage: {"plain": {"mAP": 60.0}} for stage in stages}}
         (folder / "results" / "verified" / f"gldv2_dev--{name}.json").write_text(json.dumps(found))
     torch.manual_seed(0)
     layer = Cooccurrence("factored", channels=512, rank=1)

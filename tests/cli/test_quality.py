@@ -41,8 +41,11 @@ def test_the_default_quality(cooc: Shell, photos: Path) -> None:
         record = next(search.store.records())
         assert search.search(search.file(record.id), k=1).matches[0].id == record.id
     again = cooc("index", photos, "--quality", "best")
-    assert again.code == 5
-    assert "cannot be compared" in again.err
+    assert again.code == 2
+    assert "cooc rebuild --verify sift+xfeat" in again.err
+    other = cooc("index", photos, "--quality", "fast")
+    assert other.code == 5
+    assert "cannot be compared" in other.err
 
 
 def test_a_quality_and_a_recipe_exclude_each_other(cooc: Shell, photos: Path) -> None:
@@ -59,7 +62,7 @@ def test_without_npm_the_message_names_a_way(
     done = cooc("index", photos)
     assert done.code == 4
     assert "npm is not installed" in done.err
-    assert "--quality best" in done.err
+    assert "-r paper-linear" in done.err
 
 
 def test_an_estimate_is_of_all_pictures(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
