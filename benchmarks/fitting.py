@@ -12,17 +12,20 @@ from cooc.errors import InputError
 from cooc.verification.coding import Projection
 from cooc.verification.probability import LEAST, Calibration
 
+SEEN = "inliers", "evidence", "inside"  # what a probability may be made of
+
 
 def fit_calibration(
     seen: Sequence[tuple[float, float, float]] | NDArray[np.floating],
     same: Sequence[bool] | NDArray[np.bool_],
     weights: Sequence[float] | NDArray[np.floating] | None = None,
+    used: Sequence[str] = SEEN,
     *,
     ridge: float = 1e-3,
 ) -> Calibration:
     """Logistic regression (Newton's method) on pairs that agree in something; slopes are held at 0 or more.
 
-    `seen` (N, 3) are inliers, evidence and inside of each.
+    `seen` (N, 3) are inliers, evidence and inside of each; those that are not `used` get no slope.
     """
     x = np.column_stack([np.ones(len(seen)), np.log(np.maximum(seen, LEAST))])
     y = np.asarray(same, np.float64)
@@ -30,7 +33,7 @@ def fit_calibration(
         raise InputError("Probabilities are fitted on pairs of both kinds, with what was seen of each.")
     w = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
     w = w / w.mean()
-    free = list(range(x.shape[1]))
+    free = [0, *(1 + SEEN.index(name) for name in used)]
     while True:
         theta = np.zeros(x.shape[1])
         theta[free] = _newton(x[:, free], y, w, ridge)

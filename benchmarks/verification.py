@@ -6,18 +6,18 @@ Where vectors are given, every query is searched for as an index does it: a shor
 rounds. Where none are, it is compared with every picture.
 
     rows = measured(folder, "sift", cache)                     # one for each pair, kept in the cache
-    calibration = fit([rows, more_rows])                       # each kind counts the same
+    calibration = fit({"covers": rows, "books": more_rows})    # each family of kinds counts the same
     shares(alarms(rows, *by_geometry(calibration)))            # what a search would show
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
 from math import sqrt
 from operator import attrgetter
 from pathlib import Path
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.fitting import fit_calibration, reliability
+from benchmarks.fitting import SEEN, fit_calibration, reliability
 from cooc.files import write_whole
 from cooc.index.inverted import Inverted
 from cooc.reranking import rank
@@ -114,7 +114,7 @@ def _searched(
         first,
         [cosines[nearest[n]] for n in first],
         vectors=lambda numbers: rows[numbers],
-        verify=lambda numbers: verify([asked], [[others[nearest[n]]] for n in numbers]),
+        verify=lambda numbers: verify([asked], [[others[nearest[n]]] for n in numbers], screened=True),
         nearest=lambda some, k: rank(some, rows, k)[0],
     )
     verified = any(agreement.strength >= LEAST for agreement in ranking.agreements.values())
@@ -144,22 +144,31 @@ def _features(folder: Path, name: str, engine: str, cache: Path, limit: int) -> 
 # ---- probabilities -------------------------------------------------------------------------------------------------
 
 
-def fit(kinds: Sequence[Sequence[Row]]) -> Calibration:
-    """On each query's hardest pairs; a kind weighs the same whatever its number of queries.
+def fit(kinds: Mapping[str, Sequence[Row]], used: Sequence[str] = SEEN) -> Calibration:
+    """On each query's hardest pairs; a family of kinds weighs the same whatever its number of kinds and queries.
 
-    So the percentage is that of a search's best result, if the thing is there as often as it is not. All pairs together
-    would be fitted to the many wrong ones that no search shows first. Which are the hardest is for the fit to say: it
-    begins with those of most inliers, and goes on with those that it takes for the likeliest.
+    So the percentage is that of a search's best result, if the thing is there as often as it is not: the true pairs of
+    a kind weigh as much as if each query had its thing in the database, the wrong ones as if none had. All pairs
+    together would be fitted to the many wrong ones that no search shows first. Which are the hardest is for the fit to
+    say: it begins with those of most inliers, and goes on with those that it takes for the likeliest.
     """
     strength: Callable[[Row], float] = attrgetter("inliers")
-    sizes = [len(_by_query(part)) for part in kinds]
+    families = Counter(map(family, kinds))
+    asked = {
+        kind: {True: sum(any(row.same for row in part) for part in queries), False: len(queries)}
+        for kind, queries in ((kind, _by_query(rows)) for kind, rows in kinds.items())
+    }
     for _ in range(FITS):
-        chosen = [hardest(part, strength) for part in kinds]
-        rows = list(chain.from_iterable(chosen))
-        weights = [1 / size for size, some in zip(sizes, chosen, strict=True) for _ in some]
-        found = fit_calibration([row.seen for row in rows], [row.same for row in rows], weights)
+        chosen = [(kind, row) for kind, rows in kinds.items() for row in hardest(rows, strength)]
+        weights = [1 / asked[kind][row.same] / families[family(kind)] for kind, row in chosen]
+        found = fit_calibration([row.seen for _, row in chosen], [row.same for _, row in chosen], weights, used)
         strength = partial(probability, found)
     return found
+
+
+def family(kind: str) -> str:
+    """`landmarks-places` is of the family `landmarks`."""
+    return re.split("[-_]", kind)[0]
 
 
 def hardest(rows: Sequence[Row], strength: Callable[[Row], float]) -> list[Row]:

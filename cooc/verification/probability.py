@@ -5,8 +5,9 @@
     log-odds = bias + a log(inliers) + b log(evidence) + c log(inside)        a, b, c >= 0, for each engine
 
 `support.py` says what the last two are. What is left out (cosine, share of the area, matches before geometry) adds
-nothing on kinds of pictures that were not fitted on. For SIFT the inliers add nothing either; XFeat, whose features
-know neither size nor direction, finds much that is alike by chance. `data/verification.json` holds the parameters;
+nothing on kinds of pictures that were not fitted on. For SIFT the inliers add nothing either (a = 0); for XFeat, whose
+features know neither size nor direction and find much that is alike by chance, `inside` adds nothing (c = 0).
+`data/verification.json` holds the parameters;
 benchmarks/verification.py fits them, and docs/verification.md says how well.
 """
 

@@ -6,11 +6,13 @@ share a band and a logo and agree there in a hundred points; yet all of those li
 nothing looks alike. Two photos of one building agree in thirty points, but all over it. So two numbers count:
 
     evidence = points that, dealt at random over what both pictures show, would fill as many cells of it as the support
-    inside   = of the cells between the points of the support, those that have some / those where both have features
+    inside   = of the cells between the points of the support, those that have some / those that should have
 
 The first is large where much of the two pictures agrees, however many points crowd in one spot. The second is about 1
 for the same thing, however small it is in the two pictures, and about a half where its parts are shared and what lies
-between them is not (measured: docs/verification.md).
+between them is not. What should have some is told by the *rate*, the share of features that are supported where any
+are: of a print beside the same print nearly all, so that a cell without support is strange; of a building in other
+light one in ten, so that a cell with a few features says little (measured: docs/verification.md).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from cooc.verification.transforms import Matrix, Points, moved, project
 
 Indices = NDArray[np.int64]
 
-GRID = 12  # cells across what both pictures show,
+GRID = 10  # cells across what both pictures show,
 INSIDE = 5  # and across what the support spans
 WHOLE = 6.0  # how much more than its points support may count for, where it fills all there is
 
@@ -86,15 +88,21 @@ def evidence(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, po
 
 
 def inside(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, points: Points) -> float:
-    """Of the cells between `points` of the picture in which both pictures have features, the share that has a point."""
+    """Of the cells between `points` of the picture, those that have one, as a share of those that should.
+
+    A cell in which each picture has n features should have one with a chance of 1 - (1 - rate)^n, the rate being that
+    of the cells that have one.
+    """
     if not len(points):
         return 0.0
     low, high = points.min(0), points.max(0)
-    there = _count(points, low, high, INSIDE) > 0
-    both = _count(project(transform, query.points), low, high, INSIDE) * _count(picture.points, low, high, INSIDE) > 0
-    return float(
-        there.sum() / (there | (both & _within(np.asarray(cv2.convexHull(points)[:, 0], np.float32), low, high))).sum()
-    )
+    there = _count(points, low, high, INSIDE)
+    mine, other = (_count(one, low, high, INSIDE) for one in (project(transform, query.points), picture.points))
+    could = np.maximum(np.minimum(mine, other), there)
+    between = _within(np.asarray(cv2.convexHull(points)[:, 0], np.float32), low, high)
+    rate = there.sum() / could[there > 0].sum()
+    should = (1 - (1 - rate) ** could)[between | (there > 0)].sum()
+    return min(float((there > 0).sum() / should), 1.0)
 
 
 def _count(points: Points, low: Points, high: Points, cells: int) -> NDArray[np.float64]:

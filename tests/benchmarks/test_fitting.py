@@ -25,6 +25,13 @@ def test_known_parameters_are_recovered() -> None:
         assert found.as_dict()[name] == pytest.approx(value, abs=0.2)
 
 
+def test_what_is_not_used_has_no_slope() -> None:
+    seen, same = pairs(Calibration(-8.0, 1.8, 0.9, 1.2), 2000)
+    found = fit_calibration(seen, same, used=["evidence", "inside"])
+    assert found.inliers == 0
+    assert min(found.evidence, found.inside) > 0
+
+
 def test_weights_count_as_repetitions_do() -> None:
     seen, same = pairs(Calibration(-7.0, 1.8, 0.5, 1.2), 400)
     times = np.random.default_rng(1).integers(1, 4, 400)

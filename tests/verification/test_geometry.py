@@ -215,19 +215,22 @@ def test_inside_is_counted_as_two_loops_over_cells_would(count: int) -> None:
     low, high = points.min(0), points.max(0)
     hull, width = cv2.convexHull(points), (high - low) / INSIDE
 
-    def some(places: np.ndarray, corner: np.ndarray) -> bool:
-        return bool(((places >= corner) & (places <= corner + width)).all(1).any())
+    def number(places: np.ndarray, corner: np.ndarray) -> int:
+        return int(((places >= corner) & (places <= corner + width)).all(1).sum())
 
-    good = filled = 0
+    filled, others = [], []  # how many points, of how many features that could be: of cells with points, and without
     for column in range(INSIDE):
         for row in range(INSIDE):
             corner = low + width * (column, row)
-            between = cv2.pointPolygonTest(hull, (corner + width / 2).tolist(), False) >= 0
-            there = some(points, corner)
-            filled += there
-            both = some(project(transform, query.points), corner) and some(picture.points, corner)
-            good += there or (between and both)
-    expected = filled / good if count > 1 else 1.0  # one point: one cell, without width
+            there = number(points, corner)
+            could = min(number(project(transform, query.points), corner), number(picture.points, corner))
+            if there:
+                filled.append((there, max(there, could)))
+            elif cv2.pointPolygonTest(hull, (corner + width / 2).tolist(), False) >= 0:
+                others.append(could)
+    rate = sum(there for there, _ in filled) / sum(could for _, could in filled)
+    should = sum(1 - (1 - rate) ** could for could in [*(could for _, could in filled), *others])
+    expected = min(len(filled) / should, 1.0) if count > 1 else 1.0  # one point: one cell, without width
     assert inside(query, picture, transform, points) == pytest.approx(expected)
     assert inside(query, picture, transform, points[:0]) == 0
 
