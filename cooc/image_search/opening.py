@@ -1,4 +1,7 @@
-"""An index that is open, and the descriptor that its vectors were made with: making it, opening it, what it holds."""
+"""An index that is open, and the descriptor that its vectors were made with: making it, opening it, what it holds.
+
+What torch is needed for is imported where it is used: a search makes its local features while torch is still loading.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from platformdirs import user_cache_path
 
 from cooc import __version__
-from cooc.descriptor import Descriptor
 from cooc.errors import InputError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
 from cooc.index.away import away_folders
@@ -23,9 +26,13 @@ from cooc.index.records import Filter, Record, StoreMeta, check_same, several
 from cooc.index.store import Store, Vectors, kept_open
 from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.decode import Picture
-from cooc.recipes import DescriptorConfig, find_recipe
 from cooc.verification.extraction import Extraction
 from cooc.verification.words import ENGINE
+
+if TYPE_CHECKING:
+    from cooc.descriptor import Descriptor
+    from cooc.index.calibration import Calibration
+    from cooc.recipes import DescriptorConfig
 
 DEFAULT_FEATURES = "sift"  # the engine of local features that a new index keeps
 
@@ -83,15 +90,27 @@ class OpenIndex:
         self.index_path = os.fspath(index)  # what opens it again
         self.index_name = without_password(self.index_path)  # what may be shown
         self.collection = open_collection(_root(self.index_path, self.meta))
-        self.config = DescriptorConfig.from_dict(self.meta.config)
-        self.space = self.config.score_space(self.meta.dim, self.meta.weights_hash)  # what its curve is kept by
-        self.calibration = calibration.find(self.space, store.notes())
         self._device = device
         self._loading = threading.Lock()
         self._descriptor: Descriptor | None = None
         self._words: tuple[int, Inverted] | None = None  # and when the folder was changed
         if descriptor is not None:
             self._use(descriptor)
+
+    @cached_property
+    def config(self) -> DescriptorConfig:
+        from cooc.recipes import DescriptorConfig
+
+        return DescriptorConfig.from_dict(self.meta.config)
+
+    @cached_property
+    def space(self) -> str | None:
+        """What its calibration is kept by."""
+        return self.config.score_space(self.meta.dim, self.meta.weights_hash)
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        return calibration.find(self.space, self.store.notes())
 
     @classmethod
     def create(
@@ -110,6 +129,9 @@ class OpenIndex:
         `storage`: how vectors are kept, see docs/index-format.md; smaller ones than float32 in a folder only.
         `features`: the engines of local features, by which matches are verified; "" for none.
         """
+        from cooc.descriptor import Descriptor
+        from cooc.recipes import find_recipe
+
         if features:
             Extraction(features)  # or what cannot be made is refused
         if storage != "float32" and not is_folder(path):
@@ -135,6 +157,8 @@ class OpenIndex:
         with kept_open(store):
             search = cls(store, path, device=device, descriptor=descriptor)
             if recipe is not None:
+                from cooc.recipes import find_recipe
+
                 asked = lasting(find_recipe(recipe).config)
                 search._check(replace(search._own_meta(), recipe=recipe, config_hash=asked.hash))
             return search
@@ -169,6 +193,8 @@ class OpenIndex:
         """Loaded at first use, and checked to be the one that the vectors of the index come from."""
         with self._loading:
             if self._descriptor is None:
+                from cooc.descriptor import Descriptor
+
                 self._use(Descriptor(self.config, device=self._device))
             assert self._descriptor is not None
             return self._descriptor
