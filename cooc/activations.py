@@ -191,7 +191,7 @@ def fold_batch_norms(network: nn.Module) -> None:
                 assert child.running_mean is not None
                 assert child.running_var is not None
                 scale = child.weight.data / (child.running_var + child.eps).sqrt()
-                before.weight.data = before.weight.data * scale[:, None, None, None]
+                before.weight.data *= scale[:, None, None, None]
                 shift = -child.running_mean if before.bias is None else before.bias.data - child.running_mean
                 before.bias = nn.Parameter(child.bias.data + shift * scale)
                 setattr(module, name, nn.Identity())

@@ -1,3 +1,3 @@
-from cooc.cli import main
+from cooc.__main__ import main
 
 main()

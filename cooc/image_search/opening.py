@@ -83,9 +83,20 @@ class Status:
 
 
 class OpenIndex:
-    """See the module. `descriptor`: one that is loaded already, instead of the one that the recipe names."""
+    """See the module. `descriptor`: one that is loaded already, instead of the one that the recipe names.
 
-    def __init__(self, store: Store, index: Path_, *, device: str = "auto", descriptor: Descriptor | None = None):
+    `fingerprint`: that of the descriptor, for one who knows it: to make it takes a tenth of a second.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        index: Path_,
+        *,
+        device: str = "auto",
+        descriptor: Descriptor | None = None,
+        fingerprint: str | None = None,
+    ) -> None:
         self.store, self.meta = store, store.meta
         self.index_path = os.fspath(index)  # what opens it again
         self.index_name = without_password(self.index_path)  # what may be shown
@@ -95,7 +106,7 @@ class OpenIndex:
         self._descriptor: Descriptor | None = None
         self._words: tuple[int, Inverted] | None = None  # and when the folder was changed
         if descriptor is not None:
-            self._use(descriptor)
+            self._use(descriptor, fingerprint)
 
     @cached_property
     def config(self) -> DescriptorConfig:
@@ -151,11 +162,12 @@ class OpenIndex:
         recipe: str | None = None,
         device: str = "auto",
         descriptor: Descriptor | None = None,
+        fingerprint: str | None = None,
     ) -> Self:
         """An index that is there. Another recipe than its own is refused; its network is loaded when it is needed."""
         store = open_store(address(path), write=write)
         with kept_open(store):
-            search = cls(store, path, device=device, descriptor=descriptor)
+            search = cls(store, path, device=device, descriptor=descriptor, fingerprint=fingerprint)
             if recipe is not None:
                 from cooc.recipes import find_recipe
 
@@ -199,11 +211,11 @@ class OpenIndex:
             assert self._descriptor is not None
             return self._descriptor
 
-    def _use(self, descriptor: Descriptor) -> None:
+    def _use(self, descriptor: Descriptor, fingerprint: str | None = None) -> None:
         made = replace(
             self._own_meta(),
             config_hash=lasting(descriptor.config).hash,
-            weights_hash=descriptor.fingerprint,
+            weights_hash=fingerprint or descriptor.fingerprint,
             dim=descriptor.dim,
         )
         self._check(made)

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from cooc.cli import warm
+from cooc import asking
 from tests.labelled import write_labelled_folder
 
 RECIPE = "light+size=96"
-COOC = [sys.executable, "-m", "cooc.cli"]
+COOC = [sys.executable, "-m", "cooc"]
 
 
 @pytest.fixture(scope="module")
@@ -148,5 +148,5 @@ def test_a_system_without_a_folder_for_it(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    folder = warm._folder()  # warnings are errors here
+    folder = asking._folder()  # warnings are errors here
     assert folder.stat().st_mode & 0o077 == 0
