@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
+import os
 import sys
 
 from cooc.asking import KEPT, ask
@@ -12,18 +12,31 @@ from cooc.errors import CoocError
 
 def main() -> None:
     if sys.argv[1:2] == ["search"] and "--help" not in sys.argv:
-        try:
-            code = ask(sys.argv[1:])
-        except CoocError as error:
-            print(f"cooc: {error}", file=sys.stderr)
-            code = error.exit_code
-        if code is not None:
-            sys.exit(code)
-        gc.set_threshold(KEPT)
-    atexit.register(gc.freeze)  # or Python looks for garbage once more, for a quarter of a second after torch
+        _search()
     from cooc.cli import main
 
     main()
+
+
+def _search() -> None:
+    try:
+        code = ask(sys.argv[1:])
+    except CoocError as error:
+        print(f"cooc: {error}", file=sys.stderr)
+        code = error.exit_code
+    if code is not None:
+        sys.exit(code)
+    gc.set_threshold(KEPT)
+    from cooc.cli import main
+
+    try:
+        main()
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code)  # the index is closed; Python would take a quarter of a second to clear torch's modules
+        raise
 
 
 if __name__ == "__main__":

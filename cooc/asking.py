@@ -44,6 +44,7 @@ AT_START = (
 SLEEPING = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "10"}
 KEPT = 100_000  # objects between two looks for garbage: a search imports half a million, and all of them stay
 TAKEN = b"T"
+GIVEN = dict(os.environ)  # as this process was started: libraries add to it
 BEGIN = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from cooc.cli.warm import stay; stay(*sys.argv[2:])"
 
 
@@ -117,7 +118,7 @@ def _name() -> str:
     """Of the socket: another Python, other code and other settings are another process."""
     package = Path(cooc.__file__).parent
     newest = max(file.stat().st_mtime_ns for file in package.rglob("*.py"))
-    settings = {name: value for name, value in (SLEEPING | os.environ).items() if name.startswith(AT_START)}
+    settings = {name: value for name, value in (SLEEPING | GIVEN).items() if name.startswith(AT_START)}
     about = json.dumps([sys.executable, str(package), newest, settings], sort_keys=True)
     return hashlib.sha256(about.encode()).hexdigest()[:16]
 
@@ -134,7 +135,7 @@ def _start(place: Path, minutes: float, settings: dict[str, str], device: str) -
             stdin=null,
             stdout=null,
             stderr=null,
-            env=os.environ | settings,  # an address with a password is nothing for a command line
+            env=GIVEN | settings,  # an address with a password is nothing for a command line
             start_new_session=True,
             pass_fds=[listener.fileno()],
         )

@@ -46,24 +46,31 @@ def stay(listening: str, minutes: str, place: str, device: str) -> None:
     from cooc.cli import showing  # noqa: F401 (what a search needs is loaded before it is asked for)
 
     _command()
-    if device:
-        with opened(os.environ["COOC_INDEX"], device):
-            pass
-    os.chdir("/")
+    loading = threading.Thread(target=_load, args=(device,), daemon=True)
+    loading.start()
     with socket.socket(fileno=int(listening)) as listener:
         listener.settimeout(60 * float(minutes))
         try:
             while all(network.device.type == "cpu" for network, _ in _loaded):
                 with listener.accept()[0] as connection, contextlib.suppress(ConnectionError):
                     connection.settimeout(None)
-                    _served(connection, Path(place))
+                    _served(connection, Path(place), loading)
         except TimeoutError:
             pass
         finally:  # first of all: nobody is to find a socket that nobody answers
             Path(place).unlink(missing_ok=True)
 
 
-def _served(connection: socket.socket, place: Path) -> None:
+def _load(device: str) -> None:
+    try:
+        if device:
+            with opened(os.environ["COOC_INDEX"], device):
+                pass
+    finally:
+        os.chdir("/")
+
+
+def _served(connection: socket.socket, place: Path, loading: threading.Thread) -> None:
     connection.sendall(TAKEN)
     sent, files, _, _ = socket.recv_fds(connection, 1, 3)
     if not sent:  # the caller did not wait
@@ -79,6 +86,7 @@ def _served(connection: socket.socket, place: Path) -> None:
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
+    loading.join()
     code = _run(request, files)
     done.set()
     connection.sendall(bytes([code & 0xFF]))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from platformdirs import user_cache_path
 
 from cooc import __version__
-from cooc.errors import InputError
+from cooc.errors import InputError, StoreMismatchError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
 from cooc.index.away import away_folders
 from cooc.index.inverted import Inverted
@@ -206,8 +206,13 @@ class OpenIndex:
         with self._loading:
             if self._descriptor is None:
                 from cooc.descriptor import Descriptor
+                from cooc.weights import verify_weights
 
-                self._use(Descriptor(self.config, device=self._device))
+                try:
+                    self._use(Descriptor(self.config, device=self._device, check=False))
+                except StoreMismatchError:
+                    verify_weights(self.config.weights)  # if these are damaged, that is what is wrong
+                    raise
             assert self._descriptor is not None
             return self._descriptor
 

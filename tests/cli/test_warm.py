@@ -91,9 +91,16 @@ def test_it_ends_by_itself(indexed: Path, place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_one_that_was_killed_is_replaced(indexed: Path, place: Path) -> None:
-    results(search(indexed, indexed / "arch_000001.jpg", "--json"))
+def test_an_index_that_is_done_starts_it_and_one_that_was_killed_is_replaced(indexed: Path, place: Path) -> None:
+    environment = {**os.environ, "COOC_WARM": "5", "COOC_INDEX": str(indexed / ".cooc")}
+    command = [*COOC, "index", str(indexed), "--index", ".cooc", "--device", "cpu"]
+    done = subprocess.run(command, env=environment, cwd=indexed, capture_output=True, text=True, check=True)
+    assert "stays loaded for 5 minutes" in done.stderr
     (process,) = staying(place)
+    answered = search(indexed, indexed / "arch_000001.jpg", "--json")  # at once: it waits until all is loaded
+    assert results(answered)["matches"][0]["path"] == "arch_000001.jpg"
+    assert answered.stderr == ""
+    assert staying(place) == [process]
     os.kill(process, signal.SIGKILL)
     until(lambda: not staying(place))
     assert len(list(place.iterdir())) == 1
