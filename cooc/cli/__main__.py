@@ -1,3 +1,3 @@
-from cooc.__main__ import main
+from cooc.cli import main
 
 main()
