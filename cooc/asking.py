@@ -19,7 +19,6 @@ from pathlib import Path
 
 from platformdirs import user_runtime_path
 
-import cooc
 from cooc.errors import InputError
 
 MINUTES = 5.0  # without a search, after which it ends
@@ -116,7 +115,7 @@ def _folder() -> Path:
 
 def _name() -> str:
     """Of the socket: another Python, other code and other settings are another process."""
-    package = Path(cooc.__file__).parent
+    package = Path(__file__).parent
     newest = max(file.stat().st_mtime_ns for file in package.rglob("*.py"))
     settings = {name: value for name, value in (SLEEPING | GIVEN).items() if name.startswith(AT_START)}
     about = json.dumps([sys.executable, str(package), newest, settings], sort_keys=True)
