@@ -114,7 +114,7 @@ def _fill(search: ImageSearch, count: int) -> None:
 
 def _search(query: Path, settings: dict[str, str]) -> tuple[float, float]:
     """Seconds of a clock and of the processor."""
-    command = [sys.executable, "-m", "cooc.cli", "search", str(query), "--device", "cpu"]
+    command = [sys.executable, "-m", "cooc", "search", str(query), "--device", "cpu"]
     clock, processor = time.monotonic(), _processor(settings["XDG_RUNTIME_DIR"])
     subprocess.run(command, env=settings, capture_output=True, check=True)
     return time.monotonic() - clock, _processor(settings["XDG_RUNTIME_DIR"]) - processor

@@ -150,7 +150,8 @@ def build_backbone(
         layer = layer or next(iter(backbone.layers))
         if layer not in backbone.layers:
             raise UnknownNameError(f"layer of {name}", layer, backbone.layers)
-        network = backbone.build(layer)
+        with torch.device("cpu" if weights is None else "meta"):  # random numbers are made only where they stay
+            network = backbone.build(layer)
     else:
         raise UnknownNameError("backbone", name, [*BACKBONES, "timm:NAME"])
     if weights is not None:
@@ -164,15 +165,16 @@ def build_backbone(
 
 def _load(network: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:
     """What the network has must be there; what it does not have (a classifier) may be."""
-    wanted = set(network.state_dict())
-    missing = {key for key in wanted - set(weights) if not key.endswith("num_batches_tracked")}
+    wanted = network.state_dict()
+    missing = {key for key in wanted.keys() - weights.keys() if not key.endswith("num_batches_tracked")}
     if missing:
         raise WeightsError(
             f"These weights are not for {name}: {len(missing)} tensors are missing, first {min(missing)!r}. "
             f"Fetch the right ones with `cooc weights fetch`."
         )
     try:
-        network.load_state_dict({key: weights[key] for key in wanted if key in weights}, strict=False)
+        own = {key: weights[key].to(like.dtype, copy=True) for key, like in wanted.items() if key in weights}
+        network.load_state_dict(own, strict=False, assign=True)
     except RuntimeError as error:
         raise WeightsError(f"These weights are not for {name}: {error}") from error
 
@@ -189,7 +191,7 @@ def fold_batch_norms(network: nn.Module) -> None:
                 assert child.running_mean is not None
                 assert child.running_var is not None
                 scale = child.weight.data / (child.running_var + child.eps).sqrt()
-                before.weight.data = before.weight.data * scale[:, None, None, None]
+                before.weight.data *= scale[:, None, None, None]
                 shift = -child.running_mean if before.bias is None else before.bias.data - child.running_mean
                 before.bias = nn.Parameter(child.bias.data + shift * scale)
                 setattr(module, name, nn.Identity())

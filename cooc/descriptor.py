@@ -55,10 +55,12 @@ class Descriptor(nn.Module):
         device: str | torch.device = "auto",
         backbone: Activations | None = None,
         whitening: Whitening | None = None,
+        check: bool = True,
     ) -> None:
+        """`check=False`: the caller compares the fingerprint, and the network's weights need not be hashed before."""
         super().__init__()
         place = resolve_device(device)
-        self.backbone = backbone or load_backbone(config, place)
+        self.backbone = backbone or load_backbone(config, place, check=check)
         dtype = str(next(self.backbone.parameters()).dtype).removeprefix("torch.")
         self.config = config.replace(dtype=dtype)  # what was chosen is recorded
         self.pooler = Pooler(config, self.backbone.channels)
@@ -231,11 +233,11 @@ def _why_none(vector: Vector) -> CoocError:
     return ImageError(FEATURELESS) if np.isfinite(vector).all() else MachineError(NOT_FINITE)
 
 
-def load_backbone(config: DescriptorConfig, device: torch.device) -> Activations:
+def load_backbone(config: DescriptorConfig, device: torch.device, *, check: bool = True) -> Activations:
     """The config's network with its weights, on the device; several descriptors may share it."""
     if config.given:
         raise no_network(config)
-    weights, dtype = load_weights(config.weights), resolve_dtype(config.dtype, device)
+    weights, dtype = load_weights(config.weights, check=check), resolve_dtype(config.dtype, device)
     tuning = read_tuning(find_tuning(config)) if config.tuning else None
     return build_backbone(
         config.backbone, config.layer or None, weights=weights, device=device, dtype=dtype, tuning=tuning

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cooc.activations import resolve_device
 from cooc.errors import CoocError, InputError, StoreMissingError, UnknownNameError
 from cooc.files import file_hash
 from cooc.index import create_store, is_folder, open_store
@@ -36,7 +35,6 @@ from cooc.index.sync import add_files
 from cooc.pictures import Collection
 from cooc.pictures.batches import Item
 from cooc.pictures.decode import EXTENSIONS, load_image
-from cooc.timm_models import import_timm
 from cooc.vectors import unit_rows
 
 if TYPE_CHECKING:
@@ -68,6 +66,8 @@ class Model:
     """A model of open_clip: pictures and words to unit vectors of one space."""
 
     def __init__(self, given: str, device: str = "auto") -> None:
+        from cooc.activations import resolve_device
+
         self.device = resolve_device(device)
         clip = _open_clip()
         self.name, self.file = _files(given)
@@ -229,6 +229,8 @@ def _sha256(file: Path) -> str:
 def _open_clip() -> Any:
     if importlib.util.find_spec("open_clip") is None:
         raise InputError(INSTALL)
+    from cooc.timm_models import import_timm
+
     import_timm()  # knows how to load torchvision, which open_clip imports
     import open_clip
 

@@ -43,19 +43,20 @@ def find_verified(
     *,
     words: Inverted | None = None,
     without: str | None = None,
-    device: str | None = None,
+    device: Callable[[], str | None] = lambda: None,
     started: float | None = None,
 ) -> Results:
     """The best matches of a unit vector (D,) and the local features of the pictures that it was made of.
 
-    A vector that is still being made is asked for after what needs none. `words` are those of the index's pictures;
-    `device` names a GPU that compares the features, None is the CPU.
+    A vector that is still being made is asked for after what needs none, and so is `device`: the name of a GPU that
+    compares the features, None for the CPU. `words` are those of the index's pictures.
     """
     started = time.monotonic() if started is None else started
     wanted = options.offset + options.k
     every = replace(options, k=max(SHORTLIST, wanted), offset=0, min_score=None)
     by_words = _by_words(store, words, asked, options) if words is not None else []
     query = vector() if callable(vector) else vector
+    place = device()
     near, vectors, _ = ranked(store, query, every, without)
     seen = _Seen(store, query, without)
     first = seen.join(near, vectors)
@@ -65,7 +66,7 @@ def find_verified(
 
     def look(numbers: Numbers) -> list[Agreement]:
         names = [seen.names[n] for n in numbers.tolist()]
-        found = verify_pictures(store, asked, names, device, screened=not options.thorough)
+        found = verify_pictures(store, asked, names, place, screened=not options.thorough)
         agreements.update(zip(numbers.tolist(), found, strict=True))
         return [agreement for agreement, _ in found]
 
@@ -84,7 +85,7 @@ def find_verified(
         by_words = _by_words(store, words, [own], options) if words is not None else []
         lists = [nearest(seen.rows(np.array([number])), ONWARD)[0], *(seen.numbers(ids) for ids in by_words)]
         others = [n for n in in_turn(near.tolist() for near in lists) if n not in without | {-1}][:ONWARD]
-        found = verify_pictures(store, [own], [seen.names[n] for n in others], device)
+        found = verify_pictures(store, [own], [seen.names[n] for n in others], place)
         return {n: agreement for n, (agreement, _) in zip(others, found, strict=True)}
 
     if not len(both):

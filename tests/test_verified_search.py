@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,21 @@ def asked(name: str) -> np.ndarray:
 
 def things(matches: list[Any]) -> list[str]:
     return [match.path.partition("/")[0] for match in matches]
+
+
+def test_local_features_and_words_do_not_wait_for_torch(photos: Path) -> None:
+    """It takes a second to load, in a thread of its own; faiss is for larger indexes."""
+    code = (
+        "import sys, cooc.cli.showing; from cooc.image_search import ImageSearch; from cooc.verified_search import *\n"
+        "from cooc.verified_search import _by_words\n"
+        "search = ImageSearch.open(sys.argv[1]); asked = search._local([sys.argv[2]], [None])\n"
+        "found = _by_words(search.store, search.words, asked, Options())\n"
+        "print(search.store.get(found[0][:1])[0].path, sys.modules.keys() & {'torch', 'faiss'})"
+    )
+    query = f"{next(iter(PHOTOS))}/near.png"
+    command = [sys.executable, "-c", code, str(photos / ".cooc"), str(photos / query)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == f"{query} set()"
 
 
 @pytest.mark.parametrize("name", PHOTOS)

@@ -171,4 +171,4 @@ def test_its_metadata_is_that_of_the_project(about: metadata.PathDistribution) -
 
     assert about.version == __version__
     assert about.metadata["Requires-Python"] == ">=3.11"
-    assert [point.value for point in about.entry_points] == ["cooc.cli:main"]
+    assert [point.value for point in about.entry_points] == ["cooc.__main__:main"]

@@ -29,6 +29,7 @@ imported inside the commands, so that --help is quick.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
@@ -40,11 +41,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from cooc import __version__
+from cooc.asking import SLEEPING
 from cooc.errors import CoocError, InputError, MachineError
 
-# Threads that wait for work sleep. As they come they spin, and a search, which runs network and local features side by
-# side, takes a quarter longer (docs/performance.md). Read when numpy and torch are loaded, which commands do later.
-for _name, _value in {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "10"}.items():
+for _name, _value in SLEEPING.items():
     os.environ.setdefault(_name, _value)
 
 # What people do with their pictures, in this order; all other commands come after these in the help.
@@ -110,16 +110,19 @@ def _options(
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["search"] and "--help" not in sys.argv:
-        run(_ask_a_warm_process)
-    run(app)
+    run(only(*sys.argv[1:2]))
 
 
-def _ask_a_warm_process(**_: bool) -> None:
-    from cooc.cli import warm
-
-    if (code := warm.ask(sys.argv[1:])) is not None:
-        sys.exit(code)
+def only(*name: str) -> typer.Typer:
+    """The app with the command of that name alone, if there is one: to put all of them together takes long."""
+    asked = copy.copy(app)
+    asked.registered_groups = []
+    asked.registered_commands = [
+        command
+        for command in app.registered_commands
+        if (command.name or typer.main.get_command_name(command.callback.__name__)) in name  # type: ignore[union-attr]
+    ]
+    return asked if asked.registered_commands else app
 
 
 def run(app: Callable[..., None]) -> None:

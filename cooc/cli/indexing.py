@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cooc.asking import stand_by
 from cooc.cli import app, options, out
 from cooc.cli.cores import sharing_cores
 from cooc.cli.estimating import show_estimates, tell_before_a_long_run
@@ -86,7 +87,8 @@ def index(
     Only new and changed pictures are described. Stop it when you like, and run it again: it goes on where it was.
     Pictures of a folder that is empty or missing (is its disk mounted?) stay in the index, marked as away.
     An index that was made without local features gets them with --verify sift: nothing is described again for that.
-    What is done can be searched at once, from another terminal.
+    What is done can be searched at once, from another terminal. In a terminal the network stays loaded for 5 minutes
+    when all is done, so that the first search need not wait for it: COOC_WARM, as for `cooc search`.
     """
     from cooc.activations import resolve_device
     from cooc.pictures import is_url
@@ -142,6 +144,8 @@ def index(
                 f"{named} --verify sift",
                 markup=False,
             )
+        if not (report.interrupted or quiet or as_json or search.config.given or resolve_device(device).type != "cpu"):
+            stand_by(where, device)
         finish(search, report, quiet, as_json)
 
 

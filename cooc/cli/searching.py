@@ -135,7 +135,7 @@ def _filter(folder: str, taken_from: str, taken_to: str, tags: list[str] | None)
 
 def _queries(words: list[str], part: Box | None) -> Iterator[tuple[str, list[Picture]]]:
     """Pictures are one query together; each picture of a folder is one by itself."""
-    from cooc.pictures.download import is_web
+    from cooc.pictures.collection import is_web
     from cooc.pictures.folder import list_images
 
     folders = [word for word in words if not is_web(word) and word != "-" and Path(word).is_dir()]
@@ -154,7 +154,11 @@ def _queries(words: list[str], part: Box | None) -> Iterator[tuple[str, list[Pic
 
 
 def _source(word: str) -> Picture:
-    from cooc.pictures.download import LARGEST, download, is_web, origin
+    from cooc.pictures.collection import is_web
+
+    if word != "-" and not is_web(word):
+        return Path(word)
+    from cooc.pictures.download import LARGEST, download, origin
 
     if word == "-":
         data = sys.stdin.buffer.read(LARGEST + 1)
@@ -162,7 +166,7 @@ def _source(word: str) -> Picture:
             raise ImageError(f"Standard input gives more than {LARGEST >> 20} MB: give a file instead.")
         return data
     # The address that was typed may be one of this network; nobody is led to another such one.
-    return download(word, allow={origin(word)}) if is_web(word) else Path(word)
+    return download(word, allow={origin(word)})
 
 
 def _ask(found: ImageSearch, title: str, sources: list[Picture], part: Box | None, ways: dict[str, Any]) -> Answer:

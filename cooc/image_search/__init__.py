@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cooc.activations import resolve_device
 from cooc.errors import ImageError, InputError
 from cooc.image_search.changing import ChangingIndex
 from cooc.image_search.opening import DEFAULT_FEATURES, DEFAULT_QUALITY, QUALITIES, Quality, Status
@@ -44,7 +43,6 @@ from cooc.index.shortlist import (
 from cooc.index.store import Vectors
 from cooc.pictures.boxes import Box, check_box
 from cooc.pictures.decode import Decoded, image_info, is_picture, load_view
-from cooc.recipes import no_network
 from cooc.text import find as find_by_text
 from cooc.verification.agreement import Agreement
 from cooc.verification.engines import LONGEST, QUERY, extract
@@ -198,11 +196,11 @@ class ImageSearch(ChangingIndex):
 
     def _local(self, images: list[Any], boxes: list[Box | None]) -> list[Features]:
         """The local features of a query's pictures. Tensors have none: nobody knows how they were scaled."""
-        found, device = list[Features](), str(resolve_device(self._device))
+        found = list[Features]()
         for image, box in zip(images, boxes, strict=True):
             if is_picture(image):
                 pixels, size, part = load_view(image, LONGEST, box)
-                found.append(extract(self.meta.features, pixels, size=size, box=part, limit=QUERY, device=device))
+                found.append(extract(self.meta.features, pixels, size=size, box=part, limit=QUERY, device=self._device))
         return found
 
     def _with_away(self, results: Results) -> Results:
@@ -226,6 +224,8 @@ class ImageSearch(ChangingIndex):
             data = image if isinstance(image, bytes) else Path(image).read_bytes()
             found = self.store.by_sha256(hashlib.sha256(data).hexdigest())
         if not found:
+            from cooc.recipes import no_network
+
             raise no_network(self.config)
         return found[0].id
 
@@ -253,12 +253,13 @@ class ImageSearch(ChangingIndex):
             where,
             words=self.words,
             mirrored=self._mirrored,
-            device=self._accelerator,
+            device=self._accelerator(),
             progress=progress,
         )
 
-    @property
     def _accelerator(self) -> str | None:
+        from cooc.activations import resolve_device
+
         device = resolve_device(self._device)
         return None if device.type == "cpu" else str(device)
 
@@ -269,7 +270,7 @@ class ImageSearch(ChangingIndex):
         except (ImageError, InputError):
             return ()
         flipped = np.ascontiguousarray(pixels[:, ::-1])
-        return extract(self.meta.features, flipped, size=size, device=str(resolve_device(self._device)))
+        return extract(self.meta.features, flipped, size=size, device=self._device)
 
 
 def _together(image: Any, box: Any) -> tuple[list[Any], list[Box | None]]:

@@ -8,10 +8,8 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from cooc.activations import resolve_device
-from cooc.descriptor import Descriptor
 from cooc.errors import InputError, StoreMissingError
 from cooc.image_search.opening import (
     DEFAULT_FEATURES,
@@ -36,9 +34,11 @@ from cooc.index.records import FORMAT, Filter, several
 from cooc.index.report import Progress, Report, Stop
 from cooc.index.store import blocks
 from cooc.pictures import open_collection
-from cooc.recipes import GIVEN, DescriptorConfig, find_recipe
 from cooc.verification.extraction import Extraction
 from cooc.verification.words import ENGINE
+
+if TYPE_CHECKING:
+    from cooc.descriptor import Descriptor
 
 _log = logging.getLogger("cooc")
 
@@ -89,6 +89,8 @@ class ChangingIndex(OpenIndex):
             stop=stop,
         )
         if self.extraction is not None and not report.interrupted:
+            from cooc.activations import resolve_device
+
             complete_features(
                 self.store,
                 self.collection,
@@ -155,6 +157,8 @@ class ChangingIndex(OpenIndex):
 
         All of the file is checked before anything is written, and all of it is imported or nothing.
         """
+        from cooc.recipes import DescriptorConfig
+
         exported = Exported(Path(file))
         exported.check()
         try:
@@ -187,6 +191,8 @@ class ChangingIndex(OpenIndex):
 
         `vectors`: an .npy file (N, D). `paths`: a text file with N lines, the pictures below the root of the index.
         """
+        from cooc.recipes import GIVEN, DescriptorConfig
+
         config = DescriptorConfig(backbone=GIVEN + name, pooling="spoc", cooccurrence="none")
         try:
             search = cls.open(index, write=True)
@@ -226,6 +232,9 @@ class ChangingIndex(OpenIndex):
         The new index is made beside the old one, which it replaces when it is done. If it is interrupted, the next call
         goes on. `to` is where the new index stays instead, and must be said for one on a server.
         """
+        from cooc.descriptor import Descriptor
+        from cooc.recipes import find_recipe
+
         if to is None and not is_folder(index):
             shown = without_password(os.fspath(index))
             raise InputError(f"The index at {shown} lies on a server: say where the new one goes, with --to INDEX.")

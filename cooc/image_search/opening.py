@@ -1,4 +1,7 @@
-"""An index that is open, and the descriptor that its vectors were made with: making it, opening it, what it holds."""
+"""An index that is open, and the descriptor that its vectors were made with: making it, opening it, what it holds.
+
+What torch is needed for is imported where it is used: a search makes its local features while torch is still loading.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from platformdirs import user_cache_path
 
 from cooc import __version__
-from cooc.descriptor import Descriptor
-from cooc.errors import InputError
+from cooc.errors import InputError, StoreMismatchError
 from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
 from cooc.index.away import away_folders
 from cooc.index.inverted import Inverted
@@ -23,9 +26,13 @@ from cooc.index.records import Filter, Record, StoreMeta, check_same, several
 from cooc.index.store import Store, Vectors, kept_open
 from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.decode import Picture
-from cooc.recipes import DescriptorConfig, find_recipe
 from cooc.verification.extraction import Extraction
 from cooc.verification.words import ENGINE
+
+if TYPE_CHECKING:
+    from cooc.descriptor import Descriptor
+    from cooc.index.calibration import Calibration
+    from cooc.recipes import DescriptorConfig
 
 DEFAULT_FEATURES = "sift"  # the engine of local features that a new index keeps
 
@@ -76,22 +83,45 @@ class Status:
 
 
 class OpenIndex:
-    """See the module. `descriptor`: one that is loaded already, instead of the one that the recipe names."""
+    """See the module. `descriptor`: one that is loaded already, instead of the one that the recipe names.
 
-    def __init__(self, store: Store, index: Path_, *, device: str = "auto", descriptor: Descriptor | None = None):
+    `fingerprint`: that of the descriptor, for one who knows it: to make it takes a tenth of a second.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        index: Path_,
+        *,
+        device: str = "auto",
+        descriptor: Descriptor | None = None,
+        fingerprint: str | None = None,
+    ) -> None:
         self.store, self.meta = store, store.meta
         self.index_path = os.fspath(index)  # what opens it again
         self.index_name = without_password(self.index_path)  # what may be shown
         self.collection = open_collection(_root(self.index_path, self.meta))
-        self.config = DescriptorConfig.from_dict(self.meta.config)
-        self.space = self.config.score_space(self.meta.dim, self.meta.weights_hash)  # what its curve is kept by
-        self.calibration = calibration.find(self.space, store.notes())
         self._device = device
         self._loading = threading.Lock()
         self._descriptor: Descriptor | None = None
         self._words: tuple[int, Inverted] | None = None  # and when the folder was changed
         if descriptor is not None:
-            self._use(descriptor)
+            self._use(descriptor, fingerprint)
+
+    @cached_property
+    def config(self) -> DescriptorConfig:
+        from cooc.recipes import DescriptorConfig
+
+        return DescriptorConfig.from_dict(self.meta.config)
+
+    @cached_property
+    def space(self) -> str | None:
+        """What its calibration is kept by."""
+        return self.config.score_space(self.meta.dim, self.meta.weights_hash)
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        return calibration.find(self.space, self.store.notes())
 
     @classmethod
     def create(
@@ -110,6 +140,9 @@ class OpenIndex:
         `storage`: how vectors are kept, see docs/index-format.md; smaller ones than float32 in a folder only.
         `features`: the engines of local features, by which matches are verified; "" for none.
         """
+        from cooc.descriptor import Descriptor
+        from cooc.recipes import find_recipe
+
         if features:
             Extraction(features)  # or what cannot be made is refused
         if storage != "float32" and not is_folder(path):
@@ -129,12 +162,15 @@ class OpenIndex:
         recipe: str | None = None,
         device: str = "auto",
         descriptor: Descriptor | None = None,
+        fingerprint: str | None = None,
     ) -> Self:
         """An index that is there. Another recipe than its own is refused; its network is loaded when it is needed."""
         store = open_store(address(path), write=write)
         with kept_open(store):
-            search = cls(store, path, device=device, descriptor=descriptor)
+            search = cls(store, path, device=device, descriptor=descriptor, fingerprint=fingerprint)
             if recipe is not None:
+                from cooc.recipes import find_recipe
+
                 asked = lasting(find_recipe(recipe).config)
                 search._check(replace(search._own_meta(), recipe=recipe, config_hash=asked.hash))
             return search
@@ -169,15 +205,22 @@ class OpenIndex:
         """Loaded at first use, and checked to be the one that the vectors of the index come from."""
         with self._loading:
             if self._descriptor is None:
-                self._use(Descriptor(self.config, device=self._device))
+                from cooc.descriptor import Descriptor
+                from cooc.weights import verify_weights
+
+                try:
+                    self._use(Descriptor(self.config, device=self._device, check=False))
+                except StoreMismatchError:
+                    verify_weights(self.config.weights)  # if these are damaged, that is what is wrong
+                    raise
             assert self._descriptor is not None
             return self._descriptor
 
-    def _use(self, descriptor: Descriptor) -> None:
+    def _use(self, descriptor: Descriptor, fingerprint: str | None = None) -> None:
         made = replace(
             self._own_meta(),
             config_hash=lasting(descriptor.config).hash,
-            weights_hash=descriptor.fingerprint,
+            weights_hash=fingerprint or descriptor.fingerprint,
             dim=descriptor.dim,
         )
         self._check(made)

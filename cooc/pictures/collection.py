@@ -81,6 +81,10 @@ def is_url(address: str | os.PathLike[str]) -> bool:
     return text.startswith("tar+") or re.match(r"[a-z][a-z0-9+.-]+://", text) is not None
 
 
+def is_web(text: str) -> bool:
+    return text.lower().startswith(("http://", "https://"))
+
+
 def fail(name: str, error: Exception) -> None:
     """An `OnError` for who must know all: what cannot be listed is an error."""
     raise error

@@ -158,19 +158,25 @@ def _scaled(found: _Upright, size: int | None, box: Box | None, name: str, max_p
 
 
 def load_view(picture: Picture, longest: int, box: Box | None = None, *, max_pixels: int = MAX_PIXELS) -> View:
-    """The picture, or the part of it in `box`, with its *own* longest side reduced to `longest`; never enlarged."""
+    """The picture, or the part of it in `box`, with its *own* longest side reduced to `longest`; never enlarged.
+
+    A whole picture is what `load_twice` gives as the larger one, which may miss `longest` by a little.
+    """
     if isinstance(picture, Decoded):
         if picture.view is None:
             raise InputError("This picture was decoded without a view for local features: give its file.")
         return picture.view
+    if box is None:
+        found, name = _decode(picture, round(longest * ENOUGH), max_pixels), name_of(picture)
+        return View(_scaled(found, min(longest, max(found.image.size)), None, name, max_pixels), found.size, None)
     info = image_info(picture, max_pixels=max_pixels)
     full = info.width, info.height
-    part = (0, 0, *full) if box is None else clip(box, *full, name_of(picture))
+    part = clip(box, *full, name_of(picture))
     shown = max(part[2] - part[0], part[3] - part[1])
     size = max(1, round(longest * max(full) / shown))  # of the whole picture, where the part has that size
     pixels = load_image(picture, size=size, box=box, max_pixels=max_pixels)
     x0, y0, x1, y1 = map(float, part)
-    return View(pixels, full, None if box is None else (x0, y0, x1, y1))
+    return View(pixels, full, (x0, y0, x1, y1))
 
 
 def decode_ahead(

@@ -55,10 +55,6 @@ class _Moved(NamedTuple):
     location: str
 
 
-def is_web(text: str) -> bool:
-    return text.lower().startswith(("http://", "https://"))
-
-
 def origin(url: str) -> Origin:
     """Host and port of an address, as `download` wants them allowed."""
     return _parse(url).origin

@@ -26,6 +26,7 @@ Source: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO | Image.Image | n
 
 # Formats that Pillow recognises but cannot decode alone, or (EPS; IPTC may wrap it) by running a program on them.
 _REFUSED = {"BUFR", "EPS", "FPX", "GRIB", "HDF5", "IPTC", "MIC", "MPEG", "WMF"}
+_JPEG = b"\xff\xd8\xff"
 
 
 @contextmanager
@@ -43,7 +44,9 @@ def opened(picture: Source, name: str, max_pixels: int) -> Iterator[Image.Image]
             else:
                 stream = stack.enter_context(_stream(picture, name))
                 check_effort(stream, name)
-                image = stack.enter_context(Image.open(stream, formats=formats()))
+                photo = stream.read(len(_JPEG)) == _JPEG
+                stream.seek(0)
+                image = stack.enter_context(Image.open(stream, formats=formats(photo)))
             check_size(image.size, max_pixels, name)
             pixels = image.width * image.height
             yield image
@@ -102,13 +105,17 @@ def _too_large(name: str, size: str, max_pixels: int) -> str:
 
 
 @cache
-def formats() -> tuple[str, ...]:
-    """What may be decoded. Here and not at import, because loading all plugins takes a while.
+def formats(photo: bool = False) -> tuple[str, ...]:
+    """What may be decoded. Here and not at import, because loading all plugins takes a while; for a `photo`, a file
+    that begins as a JPEG does, those will do that Pillow loads first.
 
     Pillow does without a plugin that cannot be loaded, for the rest of the process: so there must be room for them.
     """
     if lacking := exhausted():
         raise machine_error("Pillow's decoders", lacking)
+    if photo:
+        Image.preinit()
+        return ("JPEG",)
     import pillow_heif
 
     pillow_heif.register_heif_opener()

@@ -33,9 +33,10 @@ ENLARGED = 2.0  # a crop smaller than LONGEST is enlarged so far
 
 
 def _detect_xfeat(pixels: Pixels, limit: int, device: str) -> Detected:
-    from cooc.verification.xfeat import detect_xfeat  # needs torch: a process that decodes and makes SIFT does without
+    from cooc.activations import resolve_device  # needs torch: a process that decodes and makes SIFT does without
+    from cooc.verification.xfeat import detect_xfeat
 
-    return detect_xfeat(pixels, limit, device)
+    return detect_xfeat(pixels, limit, str(resolve_device(device)))
 
 
 ENGINES: dict[str, Engine] = {

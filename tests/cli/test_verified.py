@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cooc.errors import WeightsError
 from cooc.image_search import ImageSearch
 from cooc.verification.transforms import project
+from cooc.weights import weights_home
 from tests.shell import Shell
 from tests.verification.pictures import PHOTOS, SLANTED, photo, turned, warp
 
@@ -32,6 +34,22 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         search.index([folder / "index"], workers=0)
     Image.effect_noise((300, 240), 70).convert("RGB").save(folder / "noise.png")
     return folder
+
+
+def test_damaged_weights_are_called_damaged(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are hashed once, as part of the network's fingerprint; what is wrong is still said."""
+    name = "efficientnet-lite0.safetensors"
+    data = bytearray((weights_home() / name).read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(64)
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / name).write_bytes(data)
+    monkeypatch.setenv("COOC_HOME", str(tmp_path))
+    with (
+        ImageSearch.open(photos / "index/.cooc", device="cpu") as search,
+        pytest.raises(WeightsError, match=f"{name} is damaged"),
+    ):
+        _ = search.descriptor
 
 
 def words(photos: Path, *more: object) -> tuple[object, ...]:

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from cooc.cli import warm
+from cooc import asking
 from tests.labelled import write_labelled_folder
 
 RECIPE = "light+size=96"
-COOC = [sys.executable, "-m", "cooc.cli"]
+COOC = [sys.executable, "-m", "cooc"]
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +91,16 @@ def test_it_ends_by_itself(indexed: Path, place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_one_that_was_killed_is_replaced(indexed: Path, place: Path) -> None:
-    results(search(indexed, indexed / "arch_000001.jpg", "--json"))
+def test_an_index_that_is_done_starts_it_and_one_that_was_killed_is_replaced(indexed: Path, place: Path) -> None:
+    environment = {**os.environ, "COOC_WARM": "5", "COOC_INDEX": str(indexed / ".cooc")}
+    command = [*COOC, "index", str(indexed), "--index", ".cooc", "--device", "cpu"]
+    done = subprocess.run(command, env=environment, cwd=indexed, capture_output=True, text=True, check=True)
+    assert "stays loaded for 5 minutes" in done.stderr
     (process,) = staying(place)
+    answered = search(indexed, indexed / "arch_000001.jpg", "--json")  # at once: it waits until all is loaded
+    assert results(answered)["matches"][0]["path"] == "arch_000001.jpg"
+    assert answered.stderr == ""
+    assert staying(place) == [process]
     os.kill(process, signal.SIGKILL)
     until(lambda: not staying(place))
     assert len(list(place.iterdir())) == 1
@@ -148,5 +155,5 @@ def test_a_system_without_a_folder_for_it(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    folder = warm._folder()  # warnings are errors here
+    folder = asking._folder()  # warnings are errors here
     assert folder.stat().st_mode & 0o077 == 0

@@ -13,7 +13,8 @@ import pytest
 
 from cooc.errors import ImageError
 from cooc.pictures import download as module
-from cooc.pictures.download import Origin, download, is_public, is_web, origin
+from cooc.pictures.collection import is_web
+from cooc.pictures.download import Origin, download, is_public, origin
 
 DATA = bytes(range(256)) * 1000
 

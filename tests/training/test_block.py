@@ -111,7 +111,7 @@ def test_refusals(tmp_path: Path) -> None:
 def test_a_tuned_run_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained, written, and read by any command: the same vectors as the network that was trained."""
     weights = random_weights("vgg16")
-    monkeypatch.setattr("cooc.descriptor.load_weights", lambda name: weights)
+    monkeypatch.setattr("cooc.descriptor.load_weights", lambda name, **_: weights)
     paths = write_photos(tmp_path / "photos", 8)
     photos = Photos("p", [Item(i, path) for i, path in enumerate(paths)], np.arange(8) % 4, None, np.zeros(8, bool))
     recipe = find_recipe("gem+backbone=vgg16+layer=conv5_3+size=96+dtype=float32+raw").config

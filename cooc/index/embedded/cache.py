@@ -16,8 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from cooc.index.embedded.coding import Coding
-from cooc.index.embedded.graph import build_graph, load_graph
+from cooc.index.embedded.coding import Codes, Coding
 from cooc.index.embedded.nearest import Graph, View
 from cooc.index.embedded.rowfile import CHUNK, Fetch, RowFiles, Rows
 from cooc.index.embedded.rows import State, fetch, read_state
@@ -56,12 +55,7 @@ class Cache:
         damaged = int(np.count_nonzero(live & ~there))
         live &= there
         if self._graph is None or self._graph.size != state.graph:
-            path, covered = self._graph_path(state), codes[: state.graph]
-            self._graph = (
-                attempt(lambda: load_graph(path, state.graph_crc, state.graph_ef, self.coding, covered))
-                if 0 < state.graph <= len(codes)
-                else None
-            )
+            self._graph = attempt(lambda: self._load(state, codes)) if 0 < state.graph <= len(codes) else None
         return View(self.coding, codes, ids, live, int(np.count_nonzero(live)), damaged, self._graph)
 
     def _filled(self, connection: sqlite3.Connection, state: State) -> Rows:
@@ -97,8 +91,16 @@ class Cache:
         if not self.coding.small and state.slots - files.count >= FILED_FROM:
             attempt(lambda: files.extend(partial(fetch, connection, self.coding), state.slots))
 
+    def _load(self, state: State, codes: Codes) -> Graph:
+        from cooc.index.embedded.graph import load_graph
+
+        path, covered = self._graph_path(state), codes[: state.graph]
+        return load_graph(path, state.graph_crc, state.graph_ef, self.coding, covered)
+
     def build_graph(self, connection: sqlite3.Connection) -> tuple[int, int, int, str]:
         """Build the graph, or extend it by what is new; return its size, crc32 and ef, and the epoch."""
+        from cooc.index.embedded.graph import build_graph
+
         view, state = self.view(connection), read_state(connection)
         size = len(view.codes)
         if view.graph is not None and view.graph.size == size:

@@ -18,8 +18,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +28,9 @@ from cooc.files import DATA
 from cooc.index.records import STORAGES
 from cooc.index.store import Vectors
 from cooc.vectors import unit_rows
+
+if TYPE_CHECKING:
+    import faiss  # loaded where it is needed: a search among some ten thousand plain vectors does without
 
 Codes = NDArray[np.uint8]  # (n, width)
 
@@ -104,6 +107,8 @@ class Coding:
 
     def borrow(self, codes: Codes) -> faiss.IndexFlatCodes:
         """A faiss index over these codes where they lie, for queries that are turned. They must outlive it."""
+        import faiss
+
         index = quantiser(self.name, self.dim)
         index.codes = faiss.MaybeOwnedVectorUInt8.create_view(faiss.swig_ptr(codes), codes.nbytes, index.codes.owner)
         index.ntotal = len(codes)
@@ -116,6 +121,8 @@ class Coding:
 
 def quantiser(name: str, dim: int) -> faiss.IndexFlatCodes:
     """An empty faiss index that needs no training any more."""
+    import faiss
+
     scale = dim**-0.5
     if name == "float32":
         return faiss.IndexFlatIP(dim)

@@ -14,15 +14,17 @@ from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from cooc.index import effort
 from cooc.index.embedded.coding import Codes, Coding
 from cooc.index.store import Vectors
+
+if TYPE_CHECKING:
+    import faiss
 
 Slots = NDArray[np.int64]
 Ids = NDArray[np.uint8]  # (n, 16)
@@ -145,6 +147,8 @@ class View:
 
     def _walk(self, graph: Graph, queries: Vectors, k: int, slots: Slots | None) -> tuple[Vectors, Slots]:
         """Candidates from the graph, and from an exact scan of what was added after it was built."""
+        import faiss
+
         wanted = self._living
         if slots is not None:
             live = np.zeros_like(self.live)
@@ -211,6 +215,8 @@ def _top(coding: Coding, queries: Vectors, codes: Codes, k: int) -> tuple[Vector
 
 def _scan_all(queries: Vectors, rows: Vectors, k: int) -> tuple[Vectors, Slots]:
     if len(queries) >= MANY and k <= 2048:
+        import faiss
+
         scores, found = faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT)
         return scores, found
     scores, found = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
