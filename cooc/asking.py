@@ -6,7 +6,6 @@ A search that it answers should not wait for imports of its own: here are none t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +18,11 @@ from pathlib import Path
 
 from platformdirs import user_runtime_path
 
+
 from cooc.errors import InputError
+
+if sys.platform != "win32":
+    import fcntl
 
 MINUTES = 5.0  # without a search, after which it ends
 PATIENCE = 1.0  # seconds until a process that was there already must have taken a search
@@ -69,6 +72,8 @@ def stand_by(index: str, device: str) -> None:
 
 
 def _minutes() -> float:
+    if sys.platform == "win32":  # no process stays
+        return 0
     given = os.environ.get("COOC_WARM")
     if given is None:
         return MINUTES if sys.stderr.isatty() else 0
