@@ -18,7 +18,6 @@ from pathlib import Path
 
 from platformdirs import user_runtime_path
 
-
 from cooc.errors import InputError
 
 if sys.platform != "win32":
