@@ -20,9 +20,6 @@ from platformdirs import user_runtime_path
 
 from cooc.errors import InputError
 
-if sys.platform != "win32":
-    import fcntl
-
 MINUTES = 5.0  # without a search, after which it ends
 PATIENCE = 1.0  # seconds until a process that was there already must have taken a search
 AT_START = (
@@ -59,20 +56,21 @@ def ask(words: list[str]) -> int | None:
     except KeyboardInterrupt:
         _say("cooc: interrupted.")
         return 130
-    except OSError:  # no folder that is ours alone, no socket to be had, a process that has just ended
+    except (
+        ImportError,
+        OSError,
+    ):  # Windows, no folder that is ours alone, no socket to be had, a process that has ended
         return None
 
 
 def stand_by(index: str, device: str) -> None:
     """Start the process where a search would start it, with the network of that index."""
     if minutes := _minutes():
-        with contextlib.suppress(OSError), _connected(minutes, {"COOC_INDEX": index}, device):
+        with contextlib.suppress(ImportError, OSError), _connected(minutes, {"COOC_INDEX": index}, device):
             pass
 
 
 def _minutes() -> float:
-    if sys.platform == "win32":  # no process stays
-        return 0
     given = os.environ.get("COOC_WARM")
     if given is None:
         return MINUTES if sys.stderr.isatty() else 0
@@ -87,6 +85,8 @@ def _connected(
     minutes: float, settings: dict[str, str] | None = None, device: str = ""
 ) -> Iterator[tuple[socket.socket, bool]]:
     """A connection, and whether the process was started for it: then what is sent waits until it has loaded."""
+    import fcntl
+
     folder = _folder()
     place = folder / _name()
     handle = os.open(folder, os.O_RDONLY)

@@ -46,7 +46,7 @@ class Starved:
 def starve(path: Path, spare: int) -> Path:
     from cooc.pictures.opening import formats
 
-    formats()  # what a worker has loaded when it decodes its second picture
+    formats(path.suffix == ".jpg")  # what a worker has loaded when it decodes its second picture
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + spare, resource.RLIM_INFINITY))
     return path

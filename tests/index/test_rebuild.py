@@ -149,7 +149,7 @@ def test_what_can_be_read_of_a_damaged_index_is_saved(photos: Path, monkeypatch:
 
 
 def test_the_command(cooc: Shell, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changing, "Descriptor", lambda *_, **__: descriptor())
+    monkeypatch.setattr("cooc.descriptor.Descriptor", lambda *_, **__: descriptor())
     done = cooc("rebuild", "--index", photos / ".cooc", "--device", "cpu")
     assert done.out == "9 pictures described, 0 left out.\n"
     (photos / "06.jpg").unlink()
