@@ -148,7 +148,7 @@ def opened(index: str, device: str) -> Iterator[ImageSearch]:
         search = ImageSearch.open(index, device=device)
     with search:
         yield search
-        if _stays:
+        if _stays and not search.config.given:
             _loaded[:] = [(search.descriptor, search.meta.weights_hash)]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cooc.cli import warm
 from cooc.errors import InputError, StoreMismatchError
 from cooc.image_search import ImageSearch
 from tests.shell import Shell
@@ -64,6 +65,13 @@ def test_questions(given: Path, tmp_path: Path) -> None:
                 search.search(unknown, box)
         with pytest.raises(InputError, match=r"nothing\.jpg"):
             search.search(tmp_path / "nothing.jpg")
+
+
+def test_the_process_that_stays_needs_no_network_for_them(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported(given).close()
+    monkeypatch.setattr(warm, "_stays", True)
+    with warm.opened(str(given / "photos/.cooc"), "cpu") as search:
+        assert len(search.search(given / "photos/03.jpg").matches) == 5
 
 
 def test_local_features_can_be_added(cooc: Shell, given: Path) -> None:
