@@ -42,6 +42,7 @@ AT_START = (
 SLEEPING = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "10"}
 KEPT = 100_000  # objects between two looks for garbage: a search imports half a million, and all of them stay
 TAKEN = b"T"
+NONE_STAYS = ImportError, OSError  # Windows; no folder that is ours alone, no socket, a process that has just ended
 GIVEN = dict(os.environ)  # as this process was started: libraries add to it
 BEGIN = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from cooc.cli.warm import stay; stay(*sys.argv[2:])"
 
@@ -56,17 +57,14 @@ def ask(words: list[str]) -> int | None:
     except KeyboardInterrupt:
         _say("cooc: interrupted.")
         return 130
-    except (
-        ImportError,
-        OSError,
-    ):  # Windows, no folder that is ours alone, no socket to be had, a process that has ended
+    except NONE_STAYS:
         return None
 
 
 def stand_by(index: str, device: str) -> None:
     """Start the process where a search would start it, with the network of that index."""
     if minutes := _minutes():
-        with contextlib.suppress(ImportError, OSError), _connected(minutes, {"COOC_INDEX": index}, device):
+        with contextlib.suppress(*NONE_STAYS), _connected(minutes, {"COOC_INDEX": index}, device):
             pass
 
 

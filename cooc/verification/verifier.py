@@ -43,8 +43,8 @@ def verify(
 
     Engines are compared by `Agreement.strength`. A query may hold several sets of one engine (its turns); the best
     counts. `device` names a GPU that matches; None is the CPU. `screened`: what shares nothing with the query at a
-    first look (`screening.py`) agrees in nothing, in a third of the time. Of true pairs one in twenty is lost by
-    that, of those that are sure one in a hundred (docs/verification.md).
+    first look (`screening.py`) agrees in nothing, in a third of the time. Of true pairs one in eighty is lost by
+    that, of those that are sure one in two hundred (docs/verification.md).
     """
     if not query:
         raise InputError("The query has no local features: extract() makes them.")
