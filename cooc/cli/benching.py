@@ -68,7 +68,7 @@ def bench_dataset(
     verify: Annotated[
         str, typer.Option(metavar="ENGINES", help="Verify by geometry: sift, xfeat, sift+xfeat; several by commas.")
     ] = "",
-    top: Annotated[int, typer.Option(help="Pictures verified in a round.")] = 100,
+    top: Annotated[int, typer.Option(help="Pictures verified in a round.")] = 60,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     workers: options.Workers = None,

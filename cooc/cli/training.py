@@ -51,6 +51,10 @@ def train(
     lr: Annotated[
         float | None, typer.Option(help="Adam's learning rate (full 8e-3, factored 1e-2; the paper's 1e-9).")
     ] = None,
+    average: Annotated[
+        float,
+        typer.Option(help="Keep the mean over steps, each of which leaves so much of the mean before it; 0: none."),
+    ] = 0.0,
     epochs: Annotated[int, typer.Option(min=1)] = 8,
     patience: Annotated[int, typer.Option(min=1, help="Epochs without a better validation mAP.")] = 3,
     block_rank: Annotated[int, typer.Option(min=1, help="Rank of the change of a block's kernels.")] = 32,
@@ -75,6 +79,12 @@ def train(
     ] = False,
     distractors: Annotated[
         Path | None, typer.Option(help="Pictures that show nothing of it, to search among in validation.")
+    ] = None,
+    unlabelled: Annotated[
+        Path | None,
+        typer.Option(
+            help="Pictures that show nothing of it, to learn from: with --crops each is found by a part of it."
+        ),
     ] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Labels to leave out.")] = None,
     not_in: Annotated[Path | None, typer.Option(help="A folder of test photos, none of which is trained on.")] = None,
@@ -104,7 +114,7 @@ def train(
     --cache FOLDER ...
     """
     from cooc.activations import resolve_device
-    from cooc.datasets.photos import ENOUGH, add_crops, add_distractors, load_photos
+    from cooc.datasets.photos import ENOUGH, add_crops, add_unlabelled, load_photos
     from cooc.datasets.retrieval import image_set
     from cooc.image_search import ImageSearch
     from cooc.pooling import POOLINGS
@@ -133,10 +143,12 @@ def train(
             photos = mine_pairs(search, most=pool, held_out=held_out, seed=seed, device=device, progress=show)
             named = find_recipe(recipe).config if recipe else search.config
             recipe, size = recipe or search.meta.recipe, size or named.size
+    if unlabelled is not None:
+        photos = add_unlabelled(photos, image_set(unlabelled), held_out=False)
     if crops:
         photos = add_crops(photos, seed)
     if distractors is not None:
-        photos = add_distractors(photos, image_set(distractors))
+        photos = add_unlabelled(photos, image_set(distractors), held_out=True)
     parts = parts or ("filter" if POOLINGS[named.pooling].cooccurrence else "exponent")
     descriptor = named.replace(size=size, scales=(1.0,), whitening="", dim=0, dtype=dtype)
     if POOLINGS[named.pooling].cooccurrence:
@@ -153,6 +165,7 @@ def train(
         loss=loss,
         options={name: value for name, value in loss_options.items() if value is not None},
         lr=lr,
+        average=average,
         epochs=epochs,
         patience=patience,
         batch=batch,

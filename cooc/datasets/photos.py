@@ -58,6 +58,11 @@ class Photos:
             raise InputError(f"The pairs of {self.name} are not verified yet: labels alone do not say what matches.")
         return self.positives
 
+    def alone(self) -> NDArray[np.bool_]:
+        """(N,) Whole photos whose label no other has: only a part of it can match one."""
+        whole, counts = np.unique(self.clusters[~self.crops], return_counts=True)
+        return ~self.crops & np.isin(self.clusters, whole[counts == 1])
+
     def subset(self, rows: Sequence[int]) -> Photos:
         """Those photos, numbered again; matches with others are dropped."""
         place = {row: i for i, row in enumerate(rows)}
@@ -213,14 +218,18 @@ def _of_length(values: Any, length: int) -> Any:
     return values
 
 
-def add_distractors(photos: Photos, paths: Sequence[Path]) -> Photos:
-    """Pictures that show nothing of what is held out, to be searched among: among few all is found."""
+def add_unlabelled(photos: Photos, paths: Sequence[Path], *, held_out: bool) -> Photos:
+    """Pictures that show nothing of the labels, each a thing of its own.
+
+    Those that are held out are distractors, to be searched among: among few all is found. The others are learned from,
+    if they have crops to be found by: labels are few, and what a network learns to tell apart should not be.
+    """
     rows = len(photos)
     items = [*photos.items, *(Item(rows + i, path) for i, path in enumerate(paths))]
     clusters = np.concatenate([photos.clusters, photos.clusters.max(initial=0) + 1 + np.arange(len(paths))])
-    held_out = np.concatenate([photos.held_out, np.ones(len(paths), bool)])
+    part = np.concatenate([photos.held_out, np.full(len(paths), held_out)])
     crops = np.concatenate([photos.crops, np.zeros(len(paths), bool)])
-    return replace(photos, items=items, clusters=clusters, held_out=held_out, crops=crops)
+    return replace(photos, items=items, clusters=clusters, held_out=part, crops=crops)
 
 
 def add_crops(photos: Photos, seed: int = 0) -> Photos:
@@ -237,11 +246,14 @@ def add_crops(photos: Photos, seed: int = 0) -> Photos:
             items.append(Item(len(items), item.picture, (left, top, left + float(part[0]), top + float(part[1]))))
             rows.append(row)
     known = photos.positives
+    if known is not None:
+        own = {r: np.array([r]) for r in np.flatnonzero(photos.alone()).tolist()} | dict(known)
+        known = {**known, **{len(photos) + i: own[r] for i, r in enumerate(rows) if r in own}}
     return Photos(
         photos.name,
         items,
         np.concatenate([photos.clusters, photos.clusters[rows]]),
-        None if known is None else {**known, **{len(photos) + i: known[r] for i, r in enumerate(rows) if r in known}},
+        known,
         np.concatenate([photos.held_out, photos.held_out[rows]]),
         np.arange(len(items)) >= len(photos),
     )

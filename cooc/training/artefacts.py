@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,13 +19,13 @@ from cooc.artefacts import FILTER, TUNING, WHITENING, write_artefact
 from cooc.cooccurrence import Cooccurrence
 from cooc.datasets.photos import Photos
 from cooc.errors import UnknownNameError, WhiteningError
-from cooc.evaluation import bootstrap_interval
+from cooc.evaluation import Floats, bootstrap_interval
 from cooc.files import write_whole
 from cooc.recipes import ARTEFACT, DescriptorConfig, find_tuning, find_whitening
 from cooc.training import filters
 from cooc.training.cache import ActivationCache
-from cooc.training.network import describe
-from cooc.training.train import Run, as_it_is, average_precisions, mean_ap
+from cooc.training.network import CoOcNet, describe
+from cooc.training.train import EXPONENTS, Run, as_it_is, average_precisions, mean_ap
 from cooc.tuning import both, read_tuning, write_tuning
 from cooc.whitening import Whitening, adapt, fit_learned, fit_pca
 
@@ -38,8 +38,8 @@ def fit_whitening(
     """The whitening that goes with what was learned: `pca` of the photos, `learned` from their matching pairs (Lw), or
     the recipe's own, through which it was learned, `adapted` to these pairs.
 
-    Photos that were held out have no part in it: they are to judge it. A layer that was trained is that whitening
-    already.
+    Photos that were held out have no part in it but one, the choice of the exponent: they are to judge it. A layer that
+    was trained is that whitening already.
     """
     if run.net.layer is not None and "whitening" in run.config.train:
         layer = run.net.layer
@@ -55,7 +55,26 @@ def fit_whitening(
         return fit_learned(vectors, queries, positives, dim, meta=meta).to("cpu")
     if kind != "pca":
         raise UnknownNameError("whitening", kind, ("adapted", "pca", "learned"))
-    return fit_pca(vectors, dim, meta=meta).to("cpu")
+    fitted = fit_pca(vectors, dim, meta=meta)
+    if len(photos.queries(held_out=True)):
+        score = _held_out(run.net, cache, photos)
+        fitted = max((fitted.with_exponent(e) for e in EXPONENTS), key=lambda layer: mean_ap(score(layer)))
+    return fitted.to("cpu")
+
+
+@torch.no_grad()
+def _held_out(net: CoOcNet, cache: ActivationCache, photos: Photos) -> Callable[[Whitening | None], Floats]:
+    """The photos held out, described once; what a whitening makes of them: the AP of each query."""
+    queries, database, truth = photos.validation()
+    rows = np.union1d(database, queries)
+    vectors = describe(net, cache, torch.from_numpy(rows), raw=True)
+    places = np.searchsorted(rows, queries), np.searchsorted(rows, database)
+
+    def score(layer: Whitening | None) -> Floats:
+        found = vectors if layer is None else layer.to(cache.device)(vectors)
+        return average_precisions(found, *places, truth)
+
+    return score
 
 
 @torch.no_grad()
@@ -63,17 +82,11 @@ def judge(
     run: Run, whitening: Whitening | None, cache: ActivationCache, photos: Photos, recipe: DescriptorConfig
 ) -> dict[str, Any]:
     """mAP of the photos held out, by the recipe as it is and by what was learned: is that better beyond chance?"""
-    queries, database, truth = photos.validation()
-    rows, ap = np.union1d(database, queries), []
     before = as_it_is(recipe, cache, run.config.block)
-    for net, layer in ((before, own_whitening(recipe)), (run.net, whitening)):
-        vectors = describe(net, cache, torch.from_numpy(rows), raw=True)
-        vectors = vectors if layer is None else layer.to(cache.device)(vectors)
-        places = np.searchsorted(rows, queries), np.searchsorted(rows, database)
-        ap.append(average_precisions(vectors, *places, truth))
+    ap = [_held_out(before, cache, photos)(own_whitening(recipe)), _held_out(run.net, cache, photos)(whitening)]
     gain = [round(bound, 4) for bound in bootstrap_interval(100 * (ap[1] - ap[0]))]
-    better = gain[0] > 0 and len(queries) >= FEWEST
-    return {"queries": len(queries), "before": mean_ap(ap[0]), "after": mean_ap(ap[1]), "gain": gain, "better": better}
+    better = gain[0] > 0 and len(ap[0]) >= FEWEST
+    return {"queries": len(ap[0]), "before": mean_ap(ap[0]), "after": mean_ap(ap[1]), "gain": gain, "better": better}
 
 
 def own_whitening(recipe: DescriptorConfig) -> Whitening | None:

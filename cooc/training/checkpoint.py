@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,37 @@ FORMAT = "cooc-training/1"
 Epoch = dict[str, Any]  # its number, loss, mAP and seconds: a line of log.jsonl
 
 
+class Average:
+    """The mean of what a network was in its last steps: 1 / (1 - decay) of them, the later the more.
+
+    Single steps of a large rate go astray in turn; what they have in common is found better. Decay 0 is no mean.
+    """
+
+    def __init__(self, net: CoOcNet, decay: float) -> None:
+        self.net, self.decay = net, decay
+        self.values = {name: value.detach().clone() for name, value in self._learned().items()}
+
+    def _learned(self) -> dict[str, torch.nn.Parameter]:
+        return {name: value for name, value in self.net.named_parameters() if value.requires_grad}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for name, value in self._learned().items():
+            self.values[name].lerp_(value, 1 - self.decay)
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """The network is its mean, for as long as this lasts."""
+        own = {name: value.data for name, value in self._learned().items()}
+        for name, value in self._learned().items():
+            value.data = self.values[name]
+        try:
+            yield
+        finally:
+            for name, value in self._learned().items():
+                value.data = own[name]
+
+
 class Checkpoint:
     """Where a run is: kept in memory, and in folder/checkpoint.pt and folder/log.jsonl."""
 
@@ -30,6 +63,7 @@ class Checkpoint:
         self, config: TrainConfig, folder: Path | None, net: CoOcNet, optimiser: torch.optim.Optimizer
     ) -> None:
         self.config, self.folder, self.net, self.optimiser = config, folder, net, optimiser
+        self.average = Average(net, config.average)
         self.history: list[Epoch] = []
         self.best, self.seconds = 0, 0.0
         self.best_net: dict[str, Tensor] = {}
@@ -43,7 +77,7 @@ class Checkpoint:
         self.seconds = seconds
         if not self.best_net or "mAP" not in epoch or epoch["mAP"] > self.history[self.best]["mAP"]:
             self.best = self.epoch
-            self.best_net = {k: v.detach().clone() for k, v in self.net.state_dict().items()}
+            self.best_net = {k: v.detach().clone() for k, v in (self.net.state_dict() | self.average.values).items()}
         if self.folder is not None and rank() == 0:
             self._save(self.folder)
 
@@ -55,6 +89,7 @@ class Checkpoint:
             "best": self.best,
             "seconds": self.seconds,
             "net": self.net.state_dict(),
+            "average": self.average.values,
             "best_net": self.best_net,
             "optimiser": self.optimiser.state_dict(),
         }
@@ -83,6 +118,8 @@ class Checkpoint:
         device = next(self.net.parameters()).device
         self.history, self.best, self.seconds = about["history"], state["best"], state["seconds"]
         self.net.load_state_dict(_renamed(state["net"]))
+        self.average = Average(self.net, self.config.average)
+        self.average.values |= {name: value.to(device) for name, value in state.get("average", {}).items()}
         self.best_net = {k: v.to(device) for k, v in _renamed(state["best_net"]).items()}
         self.optimiser.load_state_dict(state["optimiser"])
 

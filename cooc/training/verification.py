@@ -72,8 +72,9 @@ def verify(
 ) -> Photos:
     """Photos with the pairs that match: of the `nearest` of the same label, by `net`, those that share their layout.
 
-    Pairs that a data set gives are left as they are. A crop matches what its photo matches. Positions are
-    APART, as in a network's last layer, for which `least` was chosen; of an earlier one pooled maps are compared.
+    Pairs that a data set gives are left as they are. A crop matches what its photo matches, or the photo, where no
+    other has its label. Positions are APART, as in a network's last layer, for which `least` was chosen; of an earlier
+    one pooled maps are compared.
     """
     if photos.positives is not None:
         return photos
@@ -102,8 +103,9 @@ def verify(
             found.setdefault(p, set()).add(q)
         progress(q + 1, len(photos))
     whole = {str(item.picture): row for row, item in enumerate(photos.items) if not photos.crops[row]}
+    matching = {row: {row} for row in np.flatnonzero(photos.alone()).tolist()} | found
     for row in np.flatnonzero(photos.crops).tolist():
-        if (match := found.get(whole.get(str(photos.items[row].picture), -1))) is not None:
+        if (match := matching.get(whole.get(str(photos.items[row].picture), -1))) is not None:
             found[row] = match
     return replace(photos, positives={q: np.array(sorted(found[q]), np.int64) for q in sorted(found)})
 

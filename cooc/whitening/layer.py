@@ -57,6 +57,16 @@ class Whitening(nn.Module):
         values = None if self.eigenvalues is None else self.eigenvalues[:dim]
         return Whitening(self.mean, self.projection[:dim].detach(), self.meta, values)
 
+    def with_exponent(self, exponent: float) -> Whitening:
+        """The same axes, evened out more or less: equal to a fit with that exponent."""
+        if self.eigenvalues is None:
+            raise WhiteningError(
+                "This whitening does not keep its eigenvalues: fit one with the exponent that you want."
+            )
+        scale = self.eigenvalues.pow(float(self.meta["exponent"]) - exponent)
+        meta = self.meta | {"exponent": repr(float(exponent))}
+        return Whitening(self.mean, self.projection.detach() * scale[:, None], meta, self.eigenvalues)
+
     def extra_repr(self) -> str:
         return f"{self.input_dim} -> {self.dim}"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cooc.activations import build_backbone
 from cooc.artefacts import TUNING
-from cooc.datasets.photos import Photos, add_crops, add_distractors
+from cooc.datasets.photos import Photos, add_crops, add_unlabelled
 from cooc.descriptor import Descriptor
 from cooc.errors import InputError
 from cooc.pictures.batches import Item
@@ -148,7 +148,7 @@ def test_crops_are_asked_for_and_not_searched_in(tmp_path: Path) -> None:
         Image.new("RGB", (200, 120)).save(path)
     items, matches = [Item(i, path) for i, path in enumerate(paths)], {i: np.array([i ^ 1]) for i in range(6)}
     photos = Photos("p", items, np.arange(6) // 2, matches, np.arange(6) >= 4)
-    whole = add_distractors(add_crops(photos, 0), [tmp_path / "other.jpg"])
+    whole = add_unlabelled(add_crops(photos, 0), [tmp_path / "other.jpg"], held_out=True)
     assert len(whole) == 13
     assert whole.crops.tolist() == [False] * 6 + [True] * 6 + [False]
     queries, database, truth = whole.validation()
