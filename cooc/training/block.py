@@ -94,18 +94,14 @@ class Block(nn.Module):
     def _look(self, module: Any, given: tuple[Tensor]) -> tuple[Tensor]:
         """Before a convolution or a pooling: nothing beyond the edges; and where the edges are behind it."""
         (x,) = given
-        sizes, shape = self._sizes[x.shape[2:]], torch.tensor(x.shape[2:])
         kernel, stride, padding = (
-            torch.tensor(value if isinstance(value, tuple) else (value, value))
+            value[0] if isinstance(value, tuple) else value  # kernels are square
             for value in (module.kernel_size, module.stride, module.padding)
         )
-
-        def behind(n: Tensor) -> Tensor:
-            k, s, p = (value.to(n.device) for value in (kernel, stride, padding))
-            return (n + 2 * p - k) // s + 1
-
-        self._sizes[tuple(behind(shape).tolist())] = behind(sizes)
-        return (x * inside(x, sizes) if int(kernel.max()) > 1 and isinstance(module, nn.Conv2d) else x,)
+        sizes = self._sizes[x.shape[2:]]
+        behind = tuple((n + 2 * padding - kernel) // stride + 1 for n in x.shape[2:])
+        self._sizes[behind] = (sizes + 2 * padding - kernel) // stride + 1
+        return (x * inside(x, sizes) if kernel > 1 and isinstance(module, nn.Conv2d) else x,)
 
     def change(self) -> dict[str, Tensor]:
         """What was learned, as `cooc.tuning` keeps it."""

@@ -78,7 +78,7 @@ def verify(
     """
     if photos.positives is not None:
         return photos
-    vectors = describe(net, cache, range(len(cache)), positions=1 << 13)
+    vectors = describe(net, cache, range(len(cache)))
     clusters = torch.from_numpy(np.where(photos.crops, -1, photos.clusters)).to(vectors.device)
     known = BACKBONES.get(net.config.backbone)
     pool = max(1, APART // known.layers[net.config.layer][1]) if known is not None else 1
