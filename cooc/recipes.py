@@ -287,6 +287,14 @@ RECIPES: dict[str, Recipe] = {
         _recipe("learned", "section 5, our filter: BP(AC_T) learned", _LEARNED),
         _recipe("learned-deep", "our filter and last block: BP(AC_T) + SpTD learned", _DEEP),
         _recipe("learned-deep-ms", "our filter and last block: BP(AC_T) + SpTD learned + ms, 8192", _DEEP, **_MS),
+        _recipe(
+            "learned-linear",
+            "our last two blocks: ChCO-SC_T + SpTD",
+            _WEIGHTED,
+            layer="conv5_3",
+            mask="top-down",
+            tuning="landmarks-linear",
+        ),
         _recipe("learned-ms", "table 4 and 6, our filter: BP(AC_T) learned + ms, 8192", _LEARNED, **_MS),
     )
 }

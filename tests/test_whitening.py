@@ -79,6 +79,15 @@ def test_gradient_through_whiten() -> None:
     assert torch.autograd.gradcheck(lambda v: fitted(v), (x,))
 
 
+def test_another_exponent_equals_another_fit() -> None:
+    x = spectrum(60, 16)
+    hard, soft = fit_pca(x, 8), fit_pca(x, 8, exponent=0.3)
+    assert np.allclose(hard.with_exponent(0.3).projection, soft.projection, rtol=1e-4)
+    assert hard.with_exponent(0.3).meta == soft.meta
+    with pytest.raises(WhiteningError, match="does not keep its eigenvalues"):
+        Whitening(hard.mean, hard.projection, hard.meta).with_exponent(0.3)
+
+
 def test_truncate_equals_a_smaller_fit() -> None:
     x = spectrum(100, 16)
     large, small = fit_pca(x, 12).truncate(5), fit_pca(x, 5)

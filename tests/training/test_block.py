@@ -157,6 +157,9 @@ def test_crops_are_asked_for_and_not_searched_in(tmp_path: Path) -> None:
     assert [list(t.positives) for t in truth] == [[1], [0], [1], [0]]
     assert [list(t.itself) for t in truth] == [[0], [1], [], []]
     assert list(truth[2].junk) == [0]  # the photo that it is a part of
+    alone = add_crops(add_unlabelled(photos, [paths[0]], held_out=False), 0)  # found by a part of it
+    assert [match.tolist() for q, match in alone.matches.items() if alone.clusters[q] == 3] == [[6]]
+    assert alone.crops[[q for q, match in alone.matches.items() if match.tolist() == [6]]].all()
     for row in range(6, 12):
         x0, y0, x1, y1 = whole.items[row].box or (0, 0, 0, 0)
         assert 0 <= x0 < x1 <= 200

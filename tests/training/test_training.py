@@ -31,6 +31,7 @@ from cooc.recipes import MULTI_SCALE, DescriptorConfig, find_recipe, find_whiten
 from cooc.training import filters
 from cooc.training.artefacts import finish, fit_whitening
 from cooc.training.cache import ActivationCache, Columns, ColumnsOnDisk, build_cache
+from cooc.training.checkpoint import Average
 from cooc.training.losses import contrastive
 from cooc.training.network import CoOcNet, describe
 from cooc.training.train import TrainConfig, as_it_is, gradients, mined, train, validate
@@ -450,10 +451,10 @@ def test_the_papers_loss_goes_to_zero_for_equal_positives() -> None:
     assert losses[-1] < 1e-7 * losses[0]
 
 
-@pytest.mark.parametrize("form", ["learned", "factored"])
-def test_resumed_equals_uninterrupted(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize(("form", "average"), [("learned", 0.0), ("factored", 0.9)])
+def test_resumed_equals_uninterrupted(tmp_path: Path, form: str, average: float) -> None:
     cache, photos = toy()
-    settings = config(form=form, rank=3, epochs=5, patience=5)
+    settings = config(form=form, rank=3, epochs=5, patience=5, average=average)
     whole = train(cache, photos, settings, folder=tmp_path / "whole")
     train(cache, photos, replace(settings, epochs=2), folder=tmp_path / "stopped")
     resumed = train(cache, photos, settings, folder=tmp_path / "stopped", resume=True)
@@ -468,6 +469,25 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, form: str) -> None:
     lines = (tmp_path / "stopped/log.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == list(range(6))
     assert not list((tmp_path / "stopped").glob(".*"))
+
+
+def test_what_is_kept_is_the_mean_over_steps() -> None:
+    """After each of three steps, as a loop has it; and the network goes on from where it was, not from the mean."""
+    cache, photos = toy()
+    net = CoOcNet(RAW, cache.channels)
+    mean, delta, expected = Average(net, 0.75), delta_of(net), 0.0
+    for step in (1.0, 2.0, 4.0):
+        delta.data += step
+        mean.update()
+        expected = 0.75 * expected + 0.25 * float(delta.detach().mean())
+    with mean.used():
+        assert float(delta.detach().mean()) == pytest.approx(expected)
+    assert float(delta.detach().mean()) == 7
+    runs = [train(cache, photos, config(epochs=1, average=average)) for average in (0.0, 0.5)]
+    assert runs[0].history[1]["loss"] == runs[1].history[1]["loss"]  # the steps are the same,
+    assert not torch.equal(*(delta_of(run.net) for run in runs))  # what is kept is not
+    with pytest.raises(InputError, match="less than 1 of itself"):
+        config(average=1.0)
 
 
 @pytest.mark.parametrize(("form", "names"), [("learned", ["delta"]), ("factored", ["left", "right"])])
