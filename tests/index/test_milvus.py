@@ -20,10 +20,11 @@ pytest.importorskip("milvus", reason="pip install 'cooc[dev]'")
 
 from cooc.errors import InputError, StoreError, StoreLockedError, StoreMissingError
 from cooc.index import create_store, effort, open_store
-from cooc.index.milvus import MilvusStore, structures
+from cooc.index.milvus import MilvusStore, searching
+from cooc.index.milvus import store as milvus_store
 from cooc.index.milvus.address import Address
+from cooc.index.milvus.searching import Structure
 from cooc.index.milvus.server import WRITER, Server
-from cooc.index.milvus.store import _in_turn
 from cooc.index.records import BadFile, Filter, Forgotten, Record
 from cooc.index.store import Store
 from tests import servers
@@ -161,15 +162,6 @@ def test_a_collection_that_is_dropped(opened: MilvusStore, remote: str) -> None:
 # what a change guarantees
 
 
-def test_a_path_is_written_over_after_it_was_moved() -> None:
-    chain, ring = {"1": "2", "2": "3", "3": "4"}, {"a": "b", "b": "c", "c": "a"}
-    first, *rings = _in_turn(ring | chain | {"x": "y"})
-    assert sorted(first) == ["1", "2", "3", "x"]
-    assert first.index("3") < first.index("2") < first.index("1")
-    assert [sorted(part) for part in rings] == [["a", "b", "c"]]
-    assert _in_turn({}) == [[]]
-
-
 BAD = [BadFile(f"{name}.jpg", 1, 2, "truncated", "2020-01-01T00:00:00+00:00") for name in ("new", "new2", "other")]
 
 
@@ -189,7 +181,8 @@ def remove(store: Store | Model) -> None:
     store.remove([f"{name}.jpg" for name in "abcde"])
 
 
-MOVES = {"a": "b", "b": "c", "c": "x", "d": "e", "e": "d", "f": "g"}  # a chain, a ring, and one in another's place
+# a chain, a ring that is longer than a request, and one in another's place
+MOVES = {"a": "b", "b": "c", "c": "x", "d": "e", "e": "h", "h": "d", "f": "g"}
 
 
 def rename(store: Store | Model) -> None:
@@ -346,9 +339,9 @@ def test_a_search_structure_and_an_exact_search_beside_it(
     with open_store(f"{remote}&index={index}", write=True) as graph:
         assert isinstance(graph, MilvusStore)
         graph.compact()
-        found = structures.current(graph._server)
+        found = Structure.of(graph._server)
         assert found.kind == index.upper()
-        assert found.effort in structures.KINDS[found.kind].efforts
+        assert found.effort in searching.KINDS[found.kind].efforts
         queries = random_vectors(5, seed=3)
         for where in (None, Filter("a")):
             assert_same_search(graph, model, queries, 10, where)
@@ -363,15 +356,15 @@ def test_how_far_to_look_is_measured(opened: MilvusStore, remote: str, monkeypat
     opened.add([record(f"{i:04}.jpg") for i in range(3000)], random_vectors(3000))
     queries, tried = effort.views(random_vectors(20, seed=5)), dict[int, float]()
     exact = opened.search(queries, effort.NEIGHBOURS).ids
-    tried_out = structures.KINDS["HNSW"]._replace(efforts=(100, 110, 120, 150, 200, 300, 600))
-    monkeypatch.setitem(structures.KINDS, "HNSW", tried_out)
+    tried_out = searching.KINDS["HNSW"]._replace(efforts=(100, 110, 120, 150, 200, 300, 600))
+    monkeypatch.setitem(searching.KINDS, "HNSW", tried_out)
     opened.close()
     with open_store(f"{remote}&index=hnsw", write=True) as graph:
         assert isinstance(graph, MilvusStore)
         graph.compact()
-        kind, level = structures.current(graph._server)
+        kind, level = Structure.of(graph._server)
         for far in (100, level):
-            found = graph._search(queries, effort.NEIGHBOURS, None, False, structures.Structure(kind, far)).ids
+            found = graph._search(queries, effort.NEIGHBOURS, None, False, Structure(kind, far)).ids
             tried[far] = float(np.mean([len(set(a) & set(b)) / 100 for a, b in zip(exact, found, strict=True)]))
         assert tried[level] >= effort.RECALL - 0.02  # these are other queries
 
@@ -384,7 +377,7 @@ def test_a_structure_that_was_not_built_to_the_end(
     opened.add([record(f"{i}.jpg") for i in range(20)], vectors)
     opened.close()
     with open_store(f"{remote}&index=hnsw", write=True) as graph, monkeypatch.context() as patch:
-        patch.setattr(structures, "build", lambda *_: (_ for _ in ()).throw(StoreError("killed")))
+        patch.setattr(milvus_store, "build", lambda *_: (_ for _ in ()).throw(StoreError("killed")))
         with pytest.raises(StoreError, match="killed"):
             graph.compact()
     with open_store(remote, write=True) as again:
@@ -399,7 +392,7 @@ def test_to_another_structure_and_back(opened: MilvusStore, remote: str) -> None
         with open_store(f"{remote}&index={index}", write=True) as store:
             assert isinstance(store, MilvusStore)
             store.compact()
-            assert structures.current(store._server).kind == index.upper()
+            assert Structure.of(store._server).kind == index.upper()
             store.add([record(f"{index}.jpg")], random_vectors(1))
             assert store.search(random_vectors(1), 1).scores[0, 0] == pytest.approx(1)
 
@@ -430,7 +423,7 @@ def write_former(address: str, harmed: str | None = None) -> None:
             client.alter_collection_properties(name, kept["properties"])
 
 
-def assert_moved(store: Store, lost: str | None = None) -> None:
+def assert_moved(store: Store, damaged: Record | None = None) -> None:
     def tagged(*tags: str) -> frozenset[str]:
         return frozenset(tags)
 
@@ -442,14 +435,16 @@ def assert_moved(store: Store, lost: str | None = None) -> None:
         (record("c/3.jpg", "b/3.jpg", taken="2023-07-14"), vectors[3]),
         (record("caf\udce9/4.jpg"), vectors[4]),
     ]
-    expected = [(one, vector) for one, vector in expected if one.id != lost]
     assert list(store.records()) == [one for one, _ in expected]
-    np.testing.assert_array_equal(store.vectors([one.id for one, _ in expected]), [vector for _, vector in expected])
+    sound = [(one, vector) for one, vector in expected if damaged is None or one.id != damaged.id]
+    np.testing.assert_array_equal(store.vectors([one.id for one, _ in sound]), [vector for _, vector in sound])
     (bad,) = store.bad_files()
     assert replace(bad, since="") == BadFile("bad.jpg", 3, 4, "truncated: é\n")
+    assert bad.since
     assert store.search(vectors[6:7], 1).ids == [[record("b/2.jpg", "changed").id]]
     assert store.meta == replace(META, created="2024-05-31T12:00:00+00:00")
-    assert store.verify() == []
+    assert list(store.damaged()) == ([] if damaged is None else [damaged.path])
+    assert len(store.verify()) == len(list(store.damaged()))
 
 
 def test_an_index_of_the_former_layout_is_moved(server: Milvus) -> None:
@@ -479,7 +474,7 @@ def test_a_move_that_is_cut_short_is_taken_up(server: Milvus, step: str, monkeyp
 
     with monkeypatch.context() as patch:
         if step == "copy":
-            patch.setattr(MilvusStore, "remember", stop)
+            patch.setattr(MilvusClient, "upsert", stop)
         else:
             patch.setattr(MilvusClient, f"{step}_collection", stop)
         with pytest.raises(StoreError, match="killed"):
@@ -490,13 +485,16 @@ def test_a_move_that_is_cut_short_is_taken_up(server: Milvus, step: str, monkeyp
         client.drop_collection(name)
 
 
-def test_a_damaged_vector_is_not_moved(server: Milvus) -> None:
+def test_a_damaged_vector_is_known_as_such_after_a_move(server: Milvus) -> None:
     address, harmed = server.url("former_harmed"), record("a/0.jpg")
     write_former(address, harmed=harmed.id)
     with open_store(address, write=True) as store:
-        assert_moved(store, lost=harmed.id)
+        assert_moved(store, damaged=harmed)
+        assert store.search(random_vectors(1), 5).ids[0].count(harmed.id) == 0
         store.add([harmed], random_vectors(1))  # as the next run describes it
         assert [one.tags for one in store.records(Filter("a"), limit=1)] == [{"blue", "red"}]
+        assert store.search(random_vectors(1), 1).ids == [[harmed.id]]
+        assert store.verify() == []
     with connected(address) as (client, name):
         client.drop_collection(name)
 

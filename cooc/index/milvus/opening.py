@@ -8,18 +8,21 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from cooc.errors import InputError, StoreError, StoreMissingError
+from cooc.errors import InputError, StoreError
 from cooc.index.checks import check_format, missing
-from cooc.index.milvus import former, rows, structures
+from cooc.index.milvus import rows
 from cooc.index.milvus.address import Address
-from cooc.index.milvus.features import nowhere, place
-from cooc.index.milvus.server import Server
+from cooc.index.milvus.features import place
+from cooc.index.milvus.searching import Structure, build
+from cooc.index.milvus.server import Row, Server
 from cooc.index.milvus.store import FEATURES, MilvusStore
-from cooc.index.records import FORMAT, StoreMeta
-from cooc.index.store import kept_open
+from cooc.index.records import FORMAT, BadFile, StoreMeta, now
+from cooc.index.store import blocks, kept_open
 
-META = "cooc.meta"  # property of the collection
+META, STATE = "cooc.meta", "cooc.state"  # properties of the collection; the second of formats 1 and 2 only
 DIMENSIONS = 32_768
+BLOCK = 256  # rows moved at once
+BESIDE = "_cooc3"  # behind the name of the collection that an index of format 1 or 2 is copied to
 
 log = logging.getLogger("cooc")
 
@@ -30,10 +33,11 @@ def create_store(address: str, meta: StoreMeta) -> MilvusStore:
         raise InputError(f"An index on Milvus keeps float32 vectors, not {meta.storage}; index=ivf_pq searches codes.")
     prepare_collection(where, meta.dim)
     kept = {META: meta.as_json()}
-    if meta.features and place(where):
-        kept[FEATURES] = json.dumps({"engines": meta.features, "at": place(where)})
-    elif meta.features:
-        log.warning("%s", nowhere(where))
+    if meta.features:
+        try:
+            kept[FEATURES] = json.dumps({"engines": meta.features, "at": place(where)})
+        except InputError as error:
+            log.warning("%s", error)
     with closing(Server(where)) as server:
         server.put(kept)  # the last step: from here on there is an index
     return open_store(address, write=True)
@@ -53,41 +57,60 @@ def prepare_collection(where: Address, dim: int) -> None:
         fields = {field["name"]: field["params"].get("dim") for field in found["fields"]}
         if set(fields) != set(rows.ALL) or fields["vector"] != dim:
             raise StoreError(f"There is another collection at {where.shown} already: choose another name.")
-        structures.build(server, "FLAT", dim)
+        build(server, "FLAT", dim)
 
 
 def open_store(address: str, *, write: bool = False) -> MilvusStore:
     where = Address.parse(address)
     server = Server(where)
     with kept_open(server):
-        former.take_up(server)
+        if not server.ask("has_collection") and server.ask("has_collection", name=where.name + BESIDE):
+            server.ask("rename_collection", where.name, name=where.name + BESIDE)  # what `_move` did not come to
         found = server.properties()
         if META not in found:
             raise missing(where.place)
         values = json.loads(found[META])
         check_format(where.place, values["format"])
         meta = StoreMeta(**values)
-        if former.STATE in found:
-            if not write:
-                raise former.refusal(where)
-            _move(address, server, meta)
-            server.close()
-            return open_store(address, write=True)
         if write:
             server.become_writer()
-            # A `compact` that was cut short may have left the collection without a structure, or not loaded.
-            structures.build(server, structures.current(server).kind or "FLAT", meta.dim)
+        if STATE in found:
+            if not write:
+                raise StoreError(
+                    f"The index at {where.shown} was made by an earlier cooc, and is moved to the layout of this one "
+                    "when it is opened for writing. Nothing is lost, nothing described again: cooc compact --index "
+                    f"'{where.shown}'"
+                )
+            _move(server, json.loads(found[STATE]), replace(meta, format=FORMAT))
+            server.close()
+            return open_store(address, write=True)
+        if write:  # a `compact` that was cut short may have left the collection without a structure, or not loaded
+            build(server, Structure.of(server).kind or "FLAT", meta.dim)
         return MilvusStore(server, meta, json.loads(found.get(FEATURES, "{}")))
 
 
-def _move(address: str, server: Server, meta: StoreMeta) -> None:
-    """To the layout of this cooc."""
-    server.become_writer()
-    try:
-        copy = open_store(former.beside(address), write=True)
-    except StoreMissingError:
-        copy = create_store(former.beside(address), replace(meta, format=FORMAT))
-    with copy:
-        former.copy(server, meta.dim, copy)
+def _move(server: Server, state: dict[str, Any], meta: StoreMeta) -> None:
+    """Of format 1 or 2, where a state told which rows count: they are copied to a collection that takes the name. Cut
+    short before the old one is dropped, it begins again; after that, only the name is missing."""
+    log.warning("%s is moved to the layout of this cooc, once.", server.address.shown)
+    where = replace(server.address, name=server.address.name + BESIDE)
+    if server.ask("has_collection", name=where.name):
+        server.ask("drop_collection", name=where.name)
+    prepare_collection(where, meta.dim)
+    dead = [range(first, last) for first, last, _ in state["dead"]]
+    fields = ["key", "row", "bad", "reason", "id", "crc", "vector", *rows.RECORD]
+    with closing(Server(where)) as new:
+        for block in blocks(server.pages(f"row >= 0 and row < {state['next']}", fields, BLOCK), BLOCK):
+            counting = (row for row in block if not any(row["row"] in numbers for numbers in dead))
+            new.change("upsert", data=list(map(_moved, counting)))
+        new.put({META: meta.as_json()})
     server.ask("drop_collection")
-    former.take_up(server)
+
+
+def _moved(row: Row) -> Row:
+    """A vector that was damaged still is, and known as such."""
+    row = row | {"key": rows.IMAGE + row["key"].partition("-")[0], "text": ""}
+    if not row["bad"]:
+        return rows.of_record(rows.record(row), row)
+    bad = BadFile(rows.path(row), row["size"], row["mtime_ns"], row["reason"], now())
+    return rows.of_bad(bad) | {"vector": row["vector"]}

@@ -1,8 +1,7 @@
-"""A collection on a Milvus server: asking until there is an answer, one writer, and what errors mean.
+"""A collection on a Milvus server: asking until there is an answer, and one writer at a time.
 
 Milvus has no transactions, and none are imitated. A change is made of upserts and deletes by primary key: sending one
-twice does no harm, so requests are simply repeated while the server is away, and a change that was cut short is
-repaired by making it again. Errors are told apart by their codes.
+twice does no harm, so a request is repeated while the server is away, and a change that was cut short is made again.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ LAG = 10.0  # seconds; more than "Bounded" is ever behind (5 as it comes: common
 NOT_FOUND = 100  # the collection
 DENIED = {1400, 1401, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 REFUSED = {6, 800, 1100, 1101, 1102, 1700, 1701, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
-FINAL = {NOT_FOUND} | DENIED | REFUSED
 
 for _name in ("pymilvus", "milvus_lite"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # they log what they raise as well; we say it once
@@ -52,8 +50,7 @@ class Server:
     """One index on a server. Any number of threads may ask; changes come one after another."""
 
     def __init__(self, address: Address) -> None:
-        self.address = address
-        self._mutex = threading.RLock()
+        self.address, self._mutex = address, threading.RLock()
         self._mine: dict[str, Any] = {}  # what the collection says of its writer, if that is us
         self._changed = self._strong = -math.inf  # when we last changed something, and last asked for all there is
         self._client: MilvusClient | None = self._patiently(
@@ -61,37 +58,19 @@ class Server:
         )
 
     def close(self) -> None:
-        if self._client is None:
-            return
-        with suppress(StoreError):  # a place that cannot be given back runs out
-            if self._mine and self._holder().get("token") == self._mine["token"]:
-                self.put({WRITER: "{}"})
-        self._client.close()
-        self._client = None
-
-    # requests
+        if self._client is not None:
+            with suppress(StoreError):  # a place that cannot be given back runs out
+                if self._mine and self._own():
+                    self.put({WRITER: "{}"})
+            self._client.close()
+            self._client = None
 
     def ask(self, call: str, *arguments: Any, name: str | None = None, **options: Any) -> Any:
         """One of MilvusClient's methods, on this collection if no other is named."""
         if self._client is None:
             raise closed(self.address.place)
-        method = getattr(self._client, call)
-        options = {"timeout": self.address.timeout} | options
+        method, options = getattr(self._client, call), {"timeout": self.address.timeout} | options
         return self._patiently(lambda: method(name or self.address.name, *arguments, **options))
-
-    def query(self, condition: str, fields: list[str], **options: Any) -> list[Row]:
-        return list(self.read("query", filter=condition, output_fields=fields, **options))
-
-    def count(self, condition: str) -> int:
-        return int(self.query(condition, ["count(*)"])[0]["count(*)"])
-
-    def pages(self, condition: str, fields: list[str], size: int, after: str = "") -> Iterator[Row]:
-        """Rows in the order of their keys. A page may be short, where an upsert is under way: Milvus counts the row
-        that goes and the one that comes, and gives one. Only an empty one is the end."""
-        in_order = {"iterator": "True"} if self.address.lite else {}  # as pymilvus' own iterators ask
-        while found := self.query(f'{condition} and key > "{after}"', fields, limit=size, **in_order):
-            yield from found
-            after = found[-1]["key"]
 
     def read(self, call: str, **request: Any) -> Any:
         """What we changed is always seen, what others did soon.
@@ -100,13 +79,22 @@ class Server:
         change. From then on "Session" contains what we wrote, on every node and after a restart, but not what we
         deleted (2.3 does not say when that was); later "Bounded" does, which is seconds behind at most. Neither waits.
         """
-        began = time.monotonic()
-        strong = self._strong <= self._changed
+        began, strong = time.monotonic(), self._strong <= self._changed
         level = "Strong" if strong else "Session" if began - self._changed < LAG else "Bounded"
         found = self.ask(call, consistency_level=level, **request)
-        if strong:
-            self._strong = max(self._strong, began)
+        self._strong = max(self._strong, began) if strong else self._strong
         return found
+
+    def query(self, condition: str, fields: list[str], **options: Any) -> list[Row]:
+        return list(self.read("query", filter=condition, output_fields=fields, **options))
+
+    def pages(self, condition: str, fields: list[str], size: int, after: str = "") -> Iterator[Row]:
+        """Rows in the order of their keys. A page may be short, where an upsert is under way: Milvus counts the row
+        that goes and the one that comes, and gives one. Only an empty one is the end."""
+        in_order = {"iterator": "True"} if self.address.lite else {}  # as pymilvus' own iterators ask
+        while found := self.query(f'({condition}) and key > "{after}"', fields, limit=size, **in_order):
+            yield from found
+            after = found[-1]["key"]
 
     def change(self, call: str, **request: Any) -> None:
         try:
@@ -115,7 +103,6 @@ class Server:
             self._changed = time.monotonic()
 
     def properties(self) -> dict[str, str]:
-        """Those of the collection."""
         return dict(self.ask("describe_collection")["properties"])
 
     def put(self, properties: dict[str, str]) -> None:
@@ -130,15 +117,10 @@ class Server:
         """Take the writer's place (Fischer's way: write your name, wait, and see whether it is still there)."""
         if _alive(holder := self._holder()):
             raise self._locked(holder)
-        mine = {"token": uuid4().hex, "pid": os.getpid(), "machine": _machine()}
-        self._beat(mine)
+        self._mine = {"token": uuid4().hex, "pid": os.getpid(), "machine": _machine()}
+        self._beat()
         time.sleep(SETTLE)
-        if (holder := self._holder()).get("token") != mine["token"]:
-            raise self._locked(holder)
-        self._mine = mine
-
-    def _beat(self, mine: dict[str, Any]) -> None:
-        self.put({WRITER: json.dumps(mine | {"beat": time.time()})})
+        self._own()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -146,18 +128,24 @@ class Server:
         with self._mutex:
             if self._client is None or not self._mine:
                 raise read_only(self.address.place)
-            if (holder := self._holder()).get("token") != self._mine["token"]:
-                raise self._locked(holder)
-            if time.time() - holder["beat"] > BEAT:
-                self._beat(self._mine)
+            if time.time() - self._own()["beat"] > BEAT:
+                self._beat()
             self._strong = -math.inf  # what is read now is written back
             yield
+
+    def _beat(self) -> None:
+        self.put({WRITER: json.dumps(self._mine | {"beat": time.time()})})
 
     def _holder(self) -> dict[str, Any]:
         return dict(json.loads(self.properties().get(WRITER, "{}")))
 
+    def _own(self) -> dict[str, Any]:
+        if (holder := self._holder()).get("token") != self._mine["token"]:
+            raise self._locked(holder)
+        return holder
+
     def _locked(self, holder: dict[str, Any]) -> StoreLockedError:
-        who = f"process {holder['pid']} on {holder['machine'].split()[0]}" if "pid" in holder else "it has just begun"
+        who = f"process {holder['pid']} on {holder['machine'].split()[0]}" if holder else "it has just begun"
         expiry = f"; on another machine, its place is free {EXPIRY / 60:.0f} minutes after its last change"
         return locked(self.address.place, who, expiry)
 
@@ -170,15 +158,16 @@ class Server:
             try:
                 return call()
             except (MilvusException, grpc.RpcError, OSError) as error:
-                if _code(error) in FINAL or time.monotonic() + pause > ends:
+                if _code(error) in {NOT_FOUND} | DENIED | REFUSED or time.monotonic() + pause > ends:
                     raise self._told(error) from error
             time.sleep(pause)
             pause = min(2 * pause, 3.0)
 
     def _told(self, error: BaseException) -> StoreError:
-        """What pymilvus says, as an error of cooc that names the server and the repair."""
-        where, code = self.address.shown, _code(error)
-        text = self.address.hidden(" ".join(str(error).split()))[:300]
+        """What pymilvus says, as an error of cooc that names the server and the repair, and no password."""
+        code, text = _code(error), " ".join(str(error).split())
+        for secret in filter(None, (self.address.token, self.address.token.partition(":")[2])):
+            text = text.replace(secret, "***")
         if code == NOT_FOUND:
             return missing(self.address.place)
         if self.address.lite and isinstance(error, ConnectionConfigException):
@@ -189,7 +178,7 @@ class Server:
             repair = "See that address and server fit together"
         else:
             repair = "What was written is kept: see that the server runs and can be reached, then try again"
-        return StoreError(f"The server of {where} could not do it ({text}). {repair}.")
+        return StoreError(f"The server of {self.address.shown} could not do it ({text[:300]}). {repair}.")
 
 
 def _code(error: BaseException) -> object:
@@ -209,10 +198,10 @@ def _machine() -> str:
 def _alive(holder: dict[str, Any]) -> bool:
     if not holder or time.time() - holder["beat"] > EXPIRY:
         return False
-    if holder["machine"] == _machine() and os.name == "posix":
-        with suppress(PermissionError):  # it is somebody else's
-            try:
+    with suppress(PermissionError):  # it is somebody else's
+        try:
+            if holder["machine"] == _machine() and os.name == "posix":
                 os.kill(holder["pid"], 0)
-            except ProcessLookupError:
-                return False
+        except ProcessLookupError:
+            return False
     return True
