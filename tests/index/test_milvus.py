@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +26,7 @@ from cooc.index import create_store, effort, open_store
 from cooc.index.milvus import MilvusStore, searching
 from cooc.index.milvus import store as milvus_store
 from cooc.index.milvus.address import Address
+from cooc.index.milvus.rows import FORGOTTEN, of_kind
 from cooc.index.milvus.searching import Structure
 from cooc.index.milvus.server import WRITER, Server
 from cooc.index.records import BadFile, Filter, Forgotten, Record
@@ -223,19 +227,36 @@ def of_model(model: Model) -> Images:
     return {path: (one, vector.tobytes()) for path, (one, vector) in model.images.items()}
 
 
+def assert_completed(store: Store, before: Model, after: Model, change: Callable[[Store | Model], None]) -> None:
+    """After a change was cut short, and once more after it was repeated."""
+    found, old, new = images(store), of_model(before), of_model(after)
+    assert all(image in (old.get(path), new.get(path)) for path, image in found.items())
+    assert set(old) & set(new) <= set(found)  # nothing is lost that is there before and after,
+    kept = {name for one in store.forgotten() for name in one.tags}
+    kept |= {name for one, _ in found.values() for name in one.tags}
+    assert {name for one, _ in old.values() for name in one.tags} - {"a" if change is tag else ""} <= kept  # and no tag
+    described = {path for path, image in found.items() if image != old.get(path)}
+    assert not described & {file.path for file in store.bad_files()}  # or its report would stay
+    change(store)
+    assert images(store) == new
+    assert {file.path: file for file in store.bad_files()} == after.bad
+    assert after.forgotten.keys() <= {(one.sha256, one.path) for one in store.forgotten()}
+    assert store.verify() == []
+
+
 @pytest.mark.parametrize("change", [add, remove, rename, tag, report, clear], ids=lambda change: change.__name__)
 def test_a_change_that_is_cut_short_leaves_whole_images_and_is_completed_by_the_next(
     opened: MilvusStore, monkeypatch: pytest.MonkeyPatch, change: Callable[[Store | Model], None]
 ) -> None:
     """Two images in a request, and the writer is gone before the first, the second, ... request."""
-    monkeypatch.setattr(opened, "_block", 2)
+    monkeypatch.setattr(opened._server, "block", 2)
     send, left = opened._server.change, [0]
 
-    def cut(call: str, **request: Any) -> None:
+    def cut(call: str, **request: Any) -> int:
         left[0] -= 1
         if left[0] < 0:
             raise Cut
-        send(call, **request)
+        return send(call, **request)
 
     before, after = Model(), Model()
     for model in (before, after):
@@ -244,7 +265,7 @@ def test_a_change_that_is_cut_short_leaves_whole_images_and_is_completed_by_the_
     for requests in range(20):
         opened.remove([one.path for one in opened.records()])
         opened.clear_bad([file.path for file in opened.bad_files()])
-        opened._delete(row["key"] for row in opened._server.query('key >= "f" and key < "g"', ["key"], limit=1000))
+        opened._server.delete([row["key"] for row in opened._server.rows(of_kind(FORGOTTEN), ["key"])])
         start(opened)
         assert images(opened) == of_model(before)
         left[0] = requests
@@ -253,22 +274,87 @@ def test_a_change_that_is_cut_short_leaves_whole_images_and_is_completed_by_the_
             with contextlib.suppress(Cut):
                 change(opened)
                 break
-        found, old, new = images(opened), of_model(before), of_model(after)
-        assert all(image in (old.get(path), new.get(path)) for path, image in found.items())
-        assert set(old) & set(new) <= set(found)  # nothing is lost that is there before and after,
-        kept = {name for one in opened.forgotten() for name in one.tags}
-        kept |= {name for one, _ in found.values() for name in one.tags}
-        assert {name for one, _ in old.values() for name in one.tags} - {
-            "a" if change is tag else ""
-        } <= kept  # and no tag
-        described = {path for path, image in found.items() if image != old.get(path)}
-        assert not described & {file.path for file in opened.bad_files()}  # or its report would stay
-        change(opened)
-        assert images(opened) == new
-        assert {file.path: file for file in opened.bad_files()} == after.bad
-        assert after.forgotten.keys() <= {(one.sha256, one.path) for one in opened.forgotten()}
-        assert opened.verify() == []
+        assert_completed(opened, before, after, change)
     assert requests >= {clear: 1}.get(change, 3)  # so many it took
+
+
+KILLED = """
+import os, signal, sys
+from cooc.index import open_store
+from tests.index import test_milvus
+with open_store(sys.argv[1], write=True) as store:
+    server, left = store._server, int(sys.argv[3])
+    send, server.block = server.change, 2
+    def change(call, **rows):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return send(call, **rows)
+    server.change = change
+    getattr(test_milvus, sys.argv[2])(store)
+"""
+
+
+def kill_in(address: str, change: Callable[..., None], requests: int) -> None:
+    """Another process makes the change, and is killed before its next request after so many."""
+    command = [sys.executable, "-c", KILLED, address, change.__name__, str(requests)]
+    assert subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("change", "requests"), [(add, 2), (remove, 4), (rename, 3)])
+def test_kill_9_between_the_steps_of_a_change(
+    remote: str, change: Callable[[Store | Model], None], requests: int
+) -> None:
+    """Whoever opens the index next may write at once, finds whole images, and completes the change by repeating it."""
+    before, after = Model(), Model()
+    with create_store(remote, META) as store:
+        for target in (store, before, after):
+            start(target)
+    change(after)
+    kill_in(remote, change, requests)
+    with open_store(remote, write=True) as store:
+        assert images(store) not in (of_model(before), of_model(after))  # it was in the middle
+        assert_completed(store, before, after, change)
+
+
+def describe(store: Store) -> None:
+    records = [record(f"{name}.jpg") for name in "abcd"]
+    store.add(records, random_vectors(4), [one.path.encode() for one in records])
+
+
+def test_kill_9_between_features_and_their_rows(remote: str, tmp_path: Path) -> None:
+    """Files come first: those that no row speaks of are not seen, and compacting removes them."""
+    address = f"{remote}&features={tmp_path / 'features'}"
+    create_store(address, replace(META, features="sift")).close()
+    ids, codes = [record(f"{name}.jpg").id for name in "abcd"], [f"{name}.jpg".encode() for name in "abcd"]
+    kill_in(address, describe, 1)
+    with open_store(address, write=True) as store:
+        there = [one is not None for one in store.get(ids)]
+        assert there.count(True) == 2
+        assert store.features(ids) == [code if found else None for code, found in zip(codes, there, strict=True)]
+        assert len([file for file in (tmp_path / "features").rglob("*") if file.is_file()]) == 4
+        store.compact()
+        assert len([file for file in (tmp_path / "features").rglob("*") if file.is_file()]) == 2
+        assert store.verify() == []
+        describe(store)
+        assert store.features(ids) == codes
+        assert (list(store.without_features()), store.verify()) == ([], [])
+
+
+def test_features_of_many_copies(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More images of one content than a request gives: none is missed, and the code stays until the last one goes."""
+    address = f"{remote}&features={tmp_path / 'features'}"
+    copies = [record(f"{i}.jpg", "same") for i in range(7)]
+    with create_store(address, replace(META, features="sift")) as store:
+        assert isinstance(store, MilvusStore)
+        monkeypatch.setattr(store._server, "block", 3)
+        store.add(copies, random_vectors(7))
+        assert store.set_features({copies[6].id: b"code"}) == 1
+        assert store.features([one.id for one in copies]) == [b"code"] * 7
+        assert store.by_sha256(copies[0].sha256) == copies
+        store.remove([one.path for one in copies[:6]])
+        assert store.features([copies[6].id]) == [b"code"]
 
 
 def test_readers_see_each_image_as_it_was_or_as_it_is(opened: MilvusStore, remote: str) -> None:

@@ -48,9 +48,8 @@ class Address:
             folder, _, name = unquote(parts.path).strip("/").rpartition("/")
             options = {option: OPTIONS[option](value) for option, value in given.items()}
             lite = not parts.hostname
-            if not NAME.fullmatch(name) or options.get("index", "auto") not in STRUCTURES:
-                raise ValueError
-            if lite and not folder.endswith(".db"):
+            named = NAME.fullmatch(name) and (folder.endswith(".db") or not lite)
+            if not named or options.get("index", "auto") not in STRUCTURES:
                 raise ValueError
             uri = f"/{folder}" if lite else f"{scheme}://{parts.hostname}:{parts.port or 19530}"
             return cls(uri, name, shown, token, lite, "" if lite else folder, **options)

@@ -49,8 +49,8 @@ def prepare_collection(where: Address, dim: int) -> None:
         raise InputError(f"Milvus holds up to {DIMENSIONS} dimensions, not {dim}: use another recipe or engine.")
     with closing(Server(where)) as server:
         if not server.ask("has_collection"):
-            options: dict[str, Any] = {} if where.lite else {"num_shards": where.shards}
-            server.ask("create_collection", schema=rows.schema(dim), **options)
+            shards = {} if where.lite else {"num_shards": where.shards}
+            server.ask("create_collection", schema=rows.schema(dim), **shards)
         found = server.ask("describe_collection")
         if META in found["properties"]:
             raise StoreError(f"There is an index at {where.shown} already: open it, or drop the collection first.")
@@ -100,17 +100,17 @@ def _move(server: Server, state: dict[str, Any], meta: StoreMeta) -> None:
     dead = [range(first, last) for first, last, _ in state["dead"]]
     fields = ["key", "row", "bad", "reason", "id", "crc", "vector", *rows.RECORD]
     with closing(Server(where)) as new:
-        for block in blocks(server.pages(f"row >= 0 and row < {state['next']}", fields, BLOCK), BLOCK):
+        for block in blocks(server.rows(f"row >= 0 and row < {state['next']}", fields, limit=BLOCK), BLOCK):
             counting = (row for row in block if not any(row["row"] in numbers for numbers in dead))
-            new.change("upsert", data=list(map(_moved, counting)))
+            new.upsert(map(_moved, counting))
         new.put({META: meta.as_json()})
     server.ask("drop_collection")
 
 
 def _moved(row: Row) -> Row:
     """A vector that was damaged still is, and known as such."""
-    row = row | {"key": rows.IMAGE + row["key"].partition("-")[0], "text": ""}
-    if not row["bad"]:
-        return rows.of_record(rows.record(row), row)
-    bad = BadFile(rows.path(row), row["size"], row["mtime_ns"], row["reason"], now())
-    return rows.of_bad(bad) | {"vector": row["vector"]}
+    row = row | {"key": rows.IMAGE + row["key"].partition("-")[0]}
+    if row["bad"]:
+        bad = BadFile(rows.path(row), row["size"], row["mtime_ns"], row["reason"], now())
+        return rows.of_bad(bad, len(row["vector"]))
+    return rows.of_record(rows.record(row), row["vector"], row["crc"])

@@ -32,7 +32,6 @@ RECORD = ["size", "mtime_ns", "sha256", "width", "height", "taken", "tags"]
 PLAIN = ["key", "image", "tags", *TEXTS, *NUMBERS]  # what is quickly sent
 ALL = [*PLAIN, "vector"]
 FEATURES = "features"  # `text` of an image that has them
-EMPTY = {"image": False, "tags": []} | dict.fromkeys(TEXTS, "") | dict.fromkeys(NUMBERS, 0)
 
 
 def schema(dim: int) -> Any:
@@ -46,9 +45,6 @@ def schema(dim: int) -> Any:
     made.add_field("tags", DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=TAGS, max_length=TAG)
     made.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
     return made
-
-
-# conditions
 
 
 def images(where: Filter | None = None) -> str:
@@ -65,15 +61,12 @@ def images(where: Filter | None = None) -> str:
     return " and ".join(clauses)
 
 
-def of_kind(kind: str) -> str:
-    return f'key >= "{kind}" and key < "{chr(ord(kind) + 1)}"'
-
-
 def with_features(has: bool = True) -> str:
     return f'{images()} and text {"==" if has else "!="} "{FEATURES}"'
 
 
-# what a row says
+def of_kind(kind: str) -> str:
+    return f'key >= "{kind}" and key < "{chr(ord(kind) + 1)}"'
 
 
 def key(kind: str, path: str, content: str = "") -> str:
@@ -84,9 +77,20 @@ def path(row: Row) -> str:
     return path_text(bytes.fromhex(row["key"][65 if row["key"][0] == FORGOTTEN else 1 :]))
 
 
+def of_record(one: Record, vector: Vectors, crc: int | None = None, text: str = "") -> Row:
+    """An error where Milvus could not hold it."""
+    name = key(IMAGE, one.path)
+    if len(name) > 2 * PATH + 1 or len(one.tags) > TAGS or any(len(tag.encode()) > TAG for tag in one.tags):
+        limits = f"{PATH} bytes, {TAGS} tags of {TAG} bytes"
+        raise InputError(f"{one.path!r} has a path or tags too long for Milvus: {limits}.")
+    said = {field: getattr(one, field) for field in ("id", *RECORD)} | {"tags": sorted(one.tags)}
+    crc = _checksum(vector) if crc is None else crc
+    return said | {"key": name, "image": True, "taken": one.taken or "", "vector": vector, "crc": crc, "text": text}
+
+
 def record(row: Row) -> Record:
-    fields = {name: row[name] for name in RECORD}
-    return Record(path(row), **fields | {"taken": row["taken"] or None, "tags": frozenset(row["tags"])})
+    fields = {name: row[name] for name in RECORD} | {"taken": row["taken"] or None, "tags": frozenset(row["tags"])}
+    return Record(path(row), **fields)
 
 
 def vector(row: Row) -> Vectors | None:
@@ -95,42 +99,28 @@ def vector(row: Row) -> Vectors | None:
     return found if _checksum(found) == row["crc"] else None
 
 
+def _checksum(vector: Vectors) -> int:
+    return zlib.crc32(vector.astype("<f4").tobytes())
+
+
+def of_bad(file: BadFile, dim: int) -> Row:
+    text = json.dumps({"reason": file.reason[:REASON], "since": file.since})
+    return _aside(dim, key=key(BAD, file.path), size=file.size, mtime_ns=file.mtime_ns, text=text)
+
+
 def bad_file(row: Row) -> BadFile:
     return BadFile(path(row), row["size"], row["mtime_ns"], **json.loads(row["text"]))
+
+
+def of_forgotten(one: Forgotten, dim: int) -> Row:
+    name = key(FORGOTTEN, one.path, one.sha256)
+    return _aside(dim, key=name, sha256=one.sha256, tags=sorted(one.tags), text=one.removed)
 
 
 def forgotten(row: Row) -> Forgotten:
     return Forgotten(row["sha256"], path(row), frozenset(row["tags"]), row["text"])
 
 
-# making one
-
-
-def of_record(one: Record, rest: Row) -> Row:
-    """Of an image: what its record says, the rest (vector, crc, text) as given."""
-    said = {name: getattr(one, name) for name in ("id", *RECORD)} | {"taken": one.taken or "", "tags": sorted(one.tags)}
-    made = {name: rest.get(name, empty) for name, empty in EMPTY.items()} | {"vector": rest["vector"]} | said
-    made |= {"key": key(IMAGE, one.path), "image": True}
-    if len(made["key"]) > 2 * PATH + 1 or len(one.tags) > TAGS or any(len(tag.encode()) > TAG for tag in one.tags):
-        raise InputError(
-            f"{one.path!r} has a path or tags too long for Milvus: {PATH} bytes, {TAGS} tags of {TAG} bytes."
-        )
-    return made
-
-
-def checked(vector: Vectors) -> Row:
-    return {"vector": vector, "crc": _checksum(vector)}
-
-
-def of_bad(file: BadFile) -> Row:
-    text = json.dumps({"reason": file.reason[:REASON], "since": file.since})
-    return EMPTY | {"key": key(BAD, file.path), "size": file.size, "mtime_ns": file.mtime_ns, "text": text}
-
-
-def of_forgotten(one: Forgotten) -> Row:
-    name = key(FORGOTTEN, one.path, one.sha256)
-    return EMPTY | {"key": name, "sha256": one.sha256, "tags": sorted(one.tags), "text": one.removed}
-
-
-def _checksum(vector: Vectors) -> int:
-    return zlib.crc32(vector.astype("<f4").tobytes())
+def _aside(dim: int, **fields: Any) -> Row:
+    empty = {"image": False, "tags": []} | dict.fromkeys(TEXTS, "") | dict.fromkeys(NUMBERS, 0)
+    return empty | {"vector": np.eye(1, dim, dtype=np.float32)[0]} | fields

@@ -1,22 +1,18 @@
-"""The nearest images: the server finds candidates, and here they are searched as an embedded index is.
+"""The nearest images: the server finds candidates, and here they are scored again, each from the two vectors alone.
 
-So a score depends on the two vectors only, and copies of a picture really tie. A candidate whose vector is not what was
-written is left out.
-
-What the server searches with depends on how many images there are. A scan (FLAT) is exact. The others find most of the
-nearest, for an effort: how many candidates a graph keeps in sight (HNSW, DISKANN), or how many lists are read (IVF_PQ).
+So copies of a picture really tie. A candidate whose vector is not what was written is left out. What the server
+searches with depends on how many images there are. A scan (FLAT) is exact. The others find most of the nearest, for an
+effort: how many candidates a graph keeps in sight (HNSW, DISKANN), or how many lists are read (IVF_PQ).
 """
 
 from __future__ import annotations
 
-import json
+import heapq
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pymilvus import MilvusClient
 
 from cooc.errors import StoreError
@@ -24,15 +20,14 @@ from cooc.index import effort
 from cooc.index.embedded.nearest import SLACK, SPARE
 from cooc.index.milvus import rows
 from cooc.index.milvus.server import LIMIT, Row, Server
-from cooc.index.store import Vectors, blocks
+from cooc.index.store import PAGE, Vectors, blocks
 
 HNSW_FROM, IVF_PQ_FROM = 200_000, 20_000_000  # images; reasoned, not measured: see docs/scaling.md
 EFFORT = "cooc.effort"  # property of the collection
 UNMEASURED = 200  # HNSW found all of the 10 nearest of 5000 random vectors of 64 dimensions with that, 0.74 with 18
 HITS = 200_000  # candidates asked for at once
 
-Found = tuple[str, Vectors]  # the id of an image, and its vector (D,)
-Best = tuple[Vectors, NDArray[np.str_]]  # scores and ids
+Hit = tuple[float, str]  # the score, negative so that the best comes first, and the id
 
 
 class Kind(NamedTuple):
@@ -53,7 +48,7 @@ KINDS = {
 
 class Structure(NamedTuple):
     kind: str  # of KINDS; empty while there is none
-    effort: int  # for 100 results; 0: not measured
+    effort: int = 0  # for 100 results; 0: not measured
 
     @classmethod
     def of(cls, server: Server) -> Structure:
@@ -80,9 +75,7 @@ def build(server: Server, kind: str, dim: int) -> None:
     """Build the search structure, unless it is there, and load it. Repeating this does no harm."""
     lite, params = server.address.lite, KINDS[kind].build
     if kind == "IVF_PQ":  # sub-vectors: as near to eight dimensions each as divides the dimension
-        params = params | {
-            "m": min((m for m in range(1, dim + 1) if dim % m == 0), key=lambda m: (abs(dim / 8 - m), m))
-        }
+        params = params | {"m": min((m for m in range(1, dim + 1) if dim % m == 0), key=lambda m: abs(dim / 8 - m))}
     asked = MilvusClient.prepare_index_params()
     asked.add_index("vector", index_type=kind, metric_type="IP", index_name="vector", params=params)
     for name in () if lite else ("id", "sha256"):
@@ -95,71 +88,48 @@ def build(server: Server, kind: str, dim: int) -> None:
         if found["state"] == "Failed":
             raise StoreError(f"The server of {server.address.shown} could not build {kind}: {found}")
         time.sleep(0.1)
-    copies: dict[str, Any] = {} if lite else {"replica_number": server.address.replicas}
+    copies = {} if lite else {"replica_number": server.address.replicas}
     server.ask("load_collection", timeout=None, **copies)
 
 
-@dataclass
-class Search:
-    """One search among the images that meet a condition."""
-
-    server: Server
-    structure: Structure
-    condition: str
-    block: int  # vectors in one request
-    damaged: set[str] = field(default_factory=set)  # keys of images that were left out
-
-    def nearest(self, queries: Vectors, k: int, exact: bool) -> list[Best]:
-        """For each query up to k, best first."""
-        best, rest, flat = dict[int, Best](), list(range(len(queries))), self.structure.kind == "FLAT"
-        coded = self.structure.kind in ("IVF_PQ", "DISKANN")  # which orders roughly
-        fetch = 4 * max(k, effort.NEIGHBOURS) + 100 if coded else k + SPARE
-        while rest and fetch <= LIMIT and (flat or not exact):
-            for part in blocks(rest, max(1, HITS // fetch)):
-                self._near(queries, part, k, fetch, best)
-            rest = [row for row in rest if row not in best]
-            fetch = 4 * fetch if flat else LIMIT + 1  # a graph that gave too few would do so again
-        if rest:
-            best |= zip(rest, self._scan(queries[rest], k), strict=True)
-        return [best[row] for row in range(len(queries))]
-
-    def _near(self, queries: Vectors, part: list[int], k: int, fetch: int, best: dict[int, Best]) -> None:
-        """The best that the server finds, but for queries where that may not be all."""
-        options = {"filter": self.condition, "search_params": self.structure.params(fetch)}
-        hits = self.server.read("search", data=queries[part], limit=fetch, **options)
-        keys = list({key for hit in hits for key in hit.ids})
-        asked = (f"key in {json.dumps(some)}" for some in blocks(keys, self.block))
-        found = self._sound(row for one in asked for row in self.server.query(one, rows.ALL, limit=LIMIT))
-        for row, hit in zip(part, hits, strict=True):
-            scores, ids = _searched(queries[row : row + 1], k, [found[key] for key in hit.ids if key in found])
-            done = scores.shape[1] == k
-            if self.structure.kind == "FLAT":  # others like the last one may have been left out
-                done = len(hit.ids) < fetch or (done and scores[0, -1] > hit.distances[-1] + SLACK)
-            if done:
-                best[row] = scores[0], ids[0]
-
-    def _scan(self, queries: Vectors, k: int) -> Iterable[Best]:
-        """Everything that meets the condition, read and searched here: slow and exact."""
-        best = _searched(queries, k, [])
-        for block in blocks(self.server.pages(self.condition, rows.ALL, self.block), self.block):
-            best = _searched(queries, k, self._sound(block).values(), best)
-        return zip(*best, strict=True)
-
-    def _sound(self, found: Iterable[Row]) -> dict[str, Found]:
-        """By key, those whose vector is what was written."""
-        vectors = {row["key"]: (row["id"], rows.vector(row)) for row in found}
-        self.damaged |= {key for key, (_, vector) in vectors.items() if vector is None}
-        return {key: (name, vector) for key, (name, vector) in vectors.items() if vector is not None}
+def nearest(
+    server: Server, structure: Structure, condition: str, queries: Vectors, k: int, exact: bool
+) -> tuple[list[list[Hit]], int]:
+    """For each query up to k, and how many images were left out for their vectors."""
+    best, damaged, flat = dict[int, list[Hit]](), set[str](), structure.kind == "FLAT"
+    coded = structure.kind in ("IVF_PQ", "DISKANN")  # which orders roughly
+    rest, fetch = list(range(len(queries))), 4 * max(k, effort.NEIGHBOURS) + 100 if coded else k + SPARE
+    while rest and fetch <= LIMIT and (flat or not exact):
+        options = {"filter": condition, "search_params": structure.params(fetch), "limit": fetch}
+        for part in blocks(rest, max(1, HITS // fetch)):
+            hits = server.read("search", data=queries[part], **options)
+            found = _sound(server.find("key", {key for hit in hits for key in hit.ids}, rows.ALL), damaged)
+            for row, hit in zip(part, hits, strict=True):
+                near = _scored(queries[row], {key: found[key] for key in hit.ids if key in found}, k)
+                done = len(near) == k
+                if flat:  # others like the last one may have been left out
+                    done = len(hit.ids) < fetch or (done and -near[-1][0] > hit.distances[-1] + SLACK)
+                if done:
+                    best[row] = near
+        rest = [row for row in rest if row not in best]
+        fetch = 4 * fetch if flat else LIMIT + 1  # a graph that gave too few would do so again
+    if rest:  # everything that meets the condition, read and scored here: slow and exact
+        for block in blocks(server.rows(condition, rows.ALL), PAGE):
+            found = _sound(block, damaged)
+            for row in rest:
+                best[row] = heapq.nsmallest(k, [*best.get(row, ()), *_scored(queries[row], found, k)])
+    return [best.get(row, []) for row in range(len(queries))], len(damaged)
 
 
-def _searched(queries: Vectors, k: int, found: Iterable[Found], before: Best | None = None) -> Best:
-    """Scores (Q, k') and ids (Q, k') of the best of these, and of what was best before."""
-    found = list(found)
-    vectors = np.array([vector for _, vector in found], np.float32).reshape(-1, queries.shape[1])
-    products = [np.einsum("nd,d->n", vectors, query, dtype=np.float64) for query in queries]  # each by itself
-    scores = np.array(products, np.float32).reshape(len(queries), -1)
-    ids = np.broadcast_to(np.array([name for name, _ in found], "U32"), scores.shape)
-    if before is not None:
-        scores, ids = np.hstack([before[0], scores]), np.hstack([before[1], ids])
-    order = np.lexsort((ids, -scores))[:, :k]
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+def _sound(found: Iterable[Row], damaged: set[str]) -> dict[str, tuple[str, Vectors]]:
+    """Id and vector by key, where the vector is what was written."""
+    vectors = {row["key"]: (row["id"], rows.vector(row)) for row in found}
+    damaged |= {key for key, (_, vector) in vectors.items() if vector is None}
+    return {key: (name, vector) for key, (name, vector) in vectors.items() if vector is not None}
+
+
+def _scored(query: Vectors, found: dict[str, tuple[str, Vectors]], k: int) -> list[Hit]:
+    """The best k; equal scores in the order of ids."""
+    vectors = np.array([vector for _, vector in found.values()], np.float32).reshape(-1, len(query))
+    scores = np.einsum("nd,d->n", vectors, query, dtype=np.float64).astype(np.float32)
+    return heapq.nsmallest(k, zip((-scores).tolist(), (name for name, _ in found.values()), strict=True))

@@ -13,10 +13,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import grpc
@@ -26,11 +26,11 @@ from pymilvus.exceptions import ConnectionConfigException, MilvusException
 from cooc.errors import StoreError, StoreLockedError
 from cooc.index.checks import closed, locked, missing, read_only
 from cooc.index.milvus.address import Address
+from cooc.index.store import PAGE, blocks
 
-_T = TypeVar("_T")
 Row = dict[str, Any]
 
-WRITER, KEPT = "cooc.writer", "cooc.kept"  # properties of the collection
+WRITER = "cooc.writer"  # property of the collection
 BEAT, EXPIRY = 60.0, 600.0  # seconds between a working writer's signs of life, and after which it is taken for dead
 SETTLE = 0.2  # seconds after which nobody who saw the writer's place free can still be about to take it
 LIMIT = 16_384  # rows that one request gives at most
@@ -49,6 +49,8 @@ for _name in ("pymilvus", "milvus_lite"):
 class Server:
     """One index on a server. Any number of threads may ask; changes come one after another."""
 
+    block = PAGE  # rows in one request
+
     def __init__(self, address: Address) -> None:
         self.address, self._mutex = address, threading.RLock()
         self._mine: dict[str, Any] = {}  # what the collection says of its writer, if that is us
@@ -65,42 +67,56 @@ class Server:
             self._client.close()
             self._client = None
 
-    def ask(self, call: str, *arguments: Any, name: str | None = None, **options: Any) -> Any:
+    def ask(self, call: str, *arguments: Any, name: Any = None, **options: Any) -> Any:
         """One of MilvusClient's methods, on this collection if no other is named."""
         if self._client is None:
             raise closed(self.address.place)
         method, options = getattr(self._client, call), {"timeout": self.address.timeout} | options
         return self._patiently(lambda: method(name or self.address.name, *arguments, **options))
 
-    def read(self, call: str, **request: Any) -> Any:
-        """What we changed is always seen, what others did soon.
+    # rows
 
-        A strong read waits for the server's clock, 200 ms as it comes, and so is only the first one, also after each
-        change. From then on "Session" contains what we wrote, on every node and after a restart, but not what we
-        deleted (2.3 does not say when that was); later "Bounded" does, which is seconds behind at most. Neither waits.
-        """
+    def read(self, call: str, **request: Any) -> Any:
+        """What we changed is always seen, what others did soon. Only a "Strong" read waits for the server's clock,
+        200 ms as it comes: the first one, also after each change. Then "Session" has what we wrote, on every node, but
+        not what we deleted (2.3 does not say when that was); "Bounded" has that too, and is seconds behind at most."""
         began, strong = time.monotonic(), self._strong <= self._changed
         level = "Strong" if strong else "Session" if began - self._changed < LAG else "Bounded"
         found = self.ask(call, consistency_level=level, **request)
         self._strong = max(self._strong, began) if strong else self._strong
         return found
 
-    def query(self, condition: str, fields: list[str], **options: Any) -> list[Row]:
-        return list(self.read("query", filter=condition, output_fields=fields, **options))
-
-    def pages(self, condition: str, fields: list[str], size: int, after: str = "") -> Iterator[Row]:
-        """Rows in the order of their keys. A page may be short, where an upsert is under way: Milvus counts the row
-        that goes and the one that comes, and gives one. Only an empty one is the end."""
+    def rows(self, condition: str, fields: list[str], after: str = "", limit: int = PAGE) -> Iterator[Row]:
+        """In the order of their keys, a page at a time. One may be short, where an upsert is under way: Milvus counts
+        the row that goes and the one that comes, and gives one. Only an empty one is the end."""
         in_order = {"iterator": "True"} if self.address.lite else {}  # as pymilvus' own iterators ask
-        while found := self.query(f'({condition}) and key > "{after}"', fields, limit=size, **in_order):
+        options = {"output_fields": fields, "limit": min(limit, self.block)} | in_order
+        while found := self.read("query", filter=f'({condition}) and key > "{after}"', **options):
             yield from found
             after = found[-1]["key"]
 
-    def change(self, call: str, **request: Any) -> None:
+    def find(self, field: str, values: Iterable[str], fields: list[str]) -> Iterator[Row]:
+        """Those of these keys or ids."""
+        for part in blocks(dict.fromkeys(values), self.block):
+            asked = f"{field} in {json.dumps(part)}"
+            yield from self.read("query", filter=asked, output_fields=fields, limit=LIMIT)
+
+    def count(self, condition: str) -> int:
+        return int(self.read("query", filter=condition, output_fields=["count(*)"])[0]["count(*)"])
+
+    def upsert(self, changed: Iterable[Row], size: int = 0) -> int:
+        return sum(self.change("upsert", data=block) for block in blocks(changed, size or self.block))
+
+    def delete(self, keys: Iterable[str]) -> int:
+        return sum(self.change("delete", ids=block) for block in blocks(keys, self.block))
+
+    def change(self, call: str, **rows: Any) -> int:
+        """How many rows or keys were given."""
         try:
-            self.ask(call, **request)
+            self.ask(call, **rows)
         finally:
             self._changed = time.monotonic()
+        return sum(map(len, rows.values()))
 
     def properties(self) -> dict[str, str]:
         return dict(self.ask("describe_collection")["properties"])
@@ -108,7 +124,7 @@ class Server:
     def put(self, properties: dict[str, str]) -> None:
         """Up to 2.3.5, Milvus writes to its disk what there was before a change (its issue 30144). So a second one,
         of nothing, makes the first survive the server."""
-        for part in (properties, {KEPT: ""}):
+        for part in (properties, {"cooc.kept": ""}):
             self.ask("alter_collection_properties", part)
 
     # one writer
@@ -140,6 +156,7 @@ class Server:
         return dict(json.loads(self.properties().get(WRITER, "{}")))
 
     def _own(self) -> dict[str, Any]:
+        """What the collection says of its writer: it must be us."""
         if (holder := self._holder()).get("token") != self._mine["token"]:
             raise self._locked(holder)
         return holder
@@ -151,7 +168,7 @@ class Server:
 
     # errors
 
-    def _patiently(self, call: Callable[[], _T]) -> _T:
+    def _patiently(self, call: Callable[[], Any]) -> Any:
         """A server that has just been started, or builds an index, cannot answer for a moment."""
         ends, pause = time.monotonic() + self.address.timeout, 0.1
         while True:
@@ -165,19 +182,18 @@ class Server:
 
     def _told(self, error: BaseException) -> StoreError:
         """What pymilvus says, as an error of cooc that names the server and the repair, and no password."""
-        code, text = _code(error), " ".join(str(error).split())
-        for secret in filter(None, (self.address.token, self.address.token.partition(":")[2])):
+        code, text, token = _code(error), " ".join(str(error).split()), self.address.token
+        for secret in filter(None, (token, token.partition(":")[2])):
             text = text.replace(secret, "***")
         if code == NOT_FOUND:
             return missing(self.address.place)
+        repair = "What was written is kept: see that the server runs and can be reached, then try again"
         if self.address.lite and isinstance(error, ConnectionConfigException):
             repair = "Another process may have the file open, which takes one only: close it there"
-        elif code in DENIED:
-            repair = "Put user:password@ before the host"
-        elif code in REFUSED:
-            repair = "See that address and server fit together"
-        else:
-            repair = "What was written is kept: see that the server runs and can be reached, then try again"
+        elif code in DENIED | REFUSED:
+            repair = (
+                "Put user:password@ before the host" if code in DENIED else "See that address and server fit together"
+            )
         return StoreError(f"The server of {self.address.shown} could not do it ({text[:300]}). {repair}.")
 
 
@@ -196,12 +212,10 @@ def _machine() -> str:
 
 
 def _alive(holder: dict[str, Any]) -> bool:
-    if not holder or time.time() - holder["beat"] > EXPIRY:
-        return False
-    with suppress(PermissionError):  # it is somebody else's
+    if holder.get("machine") == _machine() and os.name == "posix":
         try:
-            if holder["machine"] == _machine() and os.name == "posix":
-                os.kill(holder["pid"], 0)
-        except ProcessLookupError:
-            return False
-    return True
+            os.kill(holder["pid"], 0)
+        except OSError as error:
+            if isinstance(error, ProcessLookupError):  # else it is somebody else's
+                return False
+    return bool(holder) and time.time() - holder["beat"] < EXPIRY

@@ -24,8 +24,8 @@ from cooc.index.copying import copy_to_folder
 from cooc.index.milvus import rows
 from cooc.index.milvus.features import FeatureFiles, place
 from cooc.index.milvus.rows import ALL, BAD, FORGOTTEN, IMAGE, PLAIN
-from cooc.index.milvus.searching import EFFORT, KINDS, Search, Structure, build
-from cooc.index.milvus.server import LIMIT, Row, Server
+from cooc.index.milvus.searching import EFFORT, KINDS, Structure, build, nearest
+from cooc.index.milvus.server import Row, Server
 from cooc.index.records import BadFile, Filter, Forgotten, Record, StoreMeta, given_back, long_ago, now, show
 from cooc.index.store import PAGE, Block, Code, FeatureCount, SearchResult, Store, Vectors, blocks
 
@@ -42,7 +42,7 @@ class MilvusStore(Store):
 
     def __init__(self, server: Server, meta: StoreMeta, features: Mapping[str, str]) -> None:
         self._server, self._meta, self.shown = server, meta, f"the index {server.address.place}"
-        self._block = max(1, min(PAGE, REQUEST // (4 * meta.dim)))  # vectors in one request
+        server.block = max(1, min(PAGE, REQUEST // (4 * meta.dim)))
         if features:
             self._with_features(features["engines"], features["at"])
 
@@ -50,7 +50,7 @@ class MilvusStore(Store):
         self._files, self._meta = FeatureFiles(place(self._server.address, at)), replace(self._meta, features=engines)
 
     def __len__(self) -> int:
-        return self._count(rows.images())
+        return self._server.count(rows.images())
 
     # changes
 
@@ -64,13 +64,13 @@ class MilvusStore(Store):
 
     def _rows(self, block: Block) -> tuple[dict[str, Row], dict[str, bytes]]:
         records, vectors, codes = self._checked(block)
-        made = (rows.of_record(r, rows.checked(vector)) for r, vector in zip(records, vectors, strict=True))
+        made = (rows.of_record(*pair) for pair in zip(records, vectors, strict=True))
         return {row["key"]: row for row in made}, codes
 
     def _add(self, new: dict[str, Row], codes: dict[str, bytes]) -> int:
-        found = self._in("key", [*new, *(BAD + key[1:] for key in new)])
+        found = list(self._server.find("key", [*new, *(BAD + key[1:] for key in new)], PLAIN))
         before, contents = [row for row in found if row["image"]], {row["sha256"] for row in new.values()}
-        alike = list(self._of_content(contents))
+        alike = list(self._alike(contents))
         kept = (rows.forgotten(row) for row in alike if not row["image"])
         had = {rows.path(row): frozenset(row["tags"]) for row in before}
         tagged, used = given_back(map(rows.record, new.values()), kept, had)
@@ -78,12 +78,12 @@ class MilvusStore(Store):
             self._files.write({sha256: code for sha256, code in codes.items() if sha256 in contents})
         there = codes.keys() | {row["sha256"] for row in alike if row["text"] == rows.FEATURES}
         changed = [
-            rows.of_record(one, row | {"text": rows.FEATURES * (one.sha256 in there)})
+            rows.of_record(one, row["vector"], row["crc"], rows.FEATURES * (one.sha256 in there))
             for one, row in zip(tagged, new.values(), strict=True)
         ]
-        self._delete(row["key"] for row in found if not row["image"])
-        self._upsert(changed)
-        self._delete(rows.key(FORGOTTEN, path, sha256) for sha256, path in used)
+        self._server.delete(row["key"] for row in found if not row["image"])
+        self._server.upsert(changed)
+        self._server.delete(rows.key(FORGOTTEN, path, sha256) for sha256, path in used)
         self._drop_unused(row["sha256"] for row in before)
         return len(new)
 
@@ -91,7 +91,7 @@ class MilvusStore(Store):
         with self._server.writing():
             gone = self._at(IMAGE, paths)
             self._remember(gone)
-            count = self._delete(row["key"] for row in gone)
+            count = self._server.delete(row["key"] for row in gone)
             self._drop_unused(row["sha256"] for row in gone)
             return count
 
@@ -100,48 +100,43 @@ class MilvusStore(Store):
         with self._server.writing():
             found = {rows.path(row): row for row in self._at(IMAGE, wanted, ALL)}
             before = {new: old for old, new in wanted.items() if old in found}
-            records = {old: replace(rows.record(found[old]), path=new) for new, old in before.items()}
-            moved = {old: rows.of_record(record, found[old]) for old, record in records.items()}
-            ids = {row["id"] for row in moved.values()}
-            gone = [row for row in self._at(IMAGE, before.keys() - found.keys()) if row["id"] not in ids]
+            moved = {old: _changed(found[old], path=new) for new, old in before.items()}
+            ends, ids = before.keys() - found.keys(), {row["id"] for row in moved.values()}
+            gone = [row for row in self._at(IMAGE, ends) if row["id"] not in ids]
             self._remember(gone)
             left, order = dict(before), list[Row]()
-            for path in before.keys() - found.keys():  # a chain from its end: no path is written over before it moved
+            for path in ends:  # a chain from its end: no path is written over before it was moved
                 while path := left.pop(path, ""):
                     order.append(moved[path])
-            self._upsert(order)
-            self._upsert([moved[old] for old in left.values()], len(left))  # rings have no end: all at once
-            self._delete(rows.key(IMAGE, old) for old in found.keys() - before.keys())
+            self._server.upsert(order)
+            self._server.upsert([moved[old] for old in left.values()], len(left))  # rings have no end: all at once
+            self._server.delete(rows.key(IMAGE, old) for old in found.keys() - before.keys())
             self._drop_unused(row["sha256"] for row in gone)
             return len(moved)
 
     def touch(self, mtimes_ns: Mapping[str, int]) -> int:
         keys = [rows.key(IMAGE, path) for path in mtimes_ns]
-        return self._rewrite("key", keys, lambda row: row | {"mtime_ns": mtimes_ns[rows.path(row)]})
+        return self._rewrite("key", keys, lambda row: _changed(row, mtime_ns=mtimes_ns[rows.path(row)]))
 
     def _tag(self, ids: list[bytes], add: frozenset[str], remove: frozenset[str]) -> int:
-        def tagged(row: Row) -> Row:
-            one = rows.record(row)
-            return rows.of_record(replace(one, tags=one.tags - remove | add), row)
-
-        return self._rewrite("id", (name.hex() for name in ids), tagged)
+        names = (name.hex() for name in ids)
+        return self._rewrite("id", names, lambda row: _changed(row, tags=frozenset(row["tags"]) - remove | add))
 
     def _rewrite(self, field: str, values: Iterable[str], change: Callable[[Row], Row]) -> int:
-        """Milvus has no change of one field. The crc stays: a damaged vector is still known as one."""
+        """Milvus has no change of one field."""
         with self._server.writing():
-            parts = blocks(dict.fromkeys(values), self._block)
-            return sum(self._upsert([change(row) for row in self._in(field, part, ALL)]) for part in parts)
+            return self._server.upsert(map(change, self._server.find(field, values, ALL)))
 
     def report_bad(self, files: Iterable[BadFile]) -> None:
         latest = {file.path: file for file in files}
         with self._server.writing():
             known = {f.path: f.since for f in map(rows.bad_file, self._at(BAD, latest))}
             news = [replace(file, since=known.get(path) or file.since or now()) for path, file in latest.items()]
-            self._upsert(map(rows.of_bad, news))
+            self._server.upsert(rows.of_bad(file, self.meta.dim) for file in news)
 
     def clear_bad(self, paths: Iterable[str]) -> int:
         with self._server.writing():
-            return self._delete(row["key"] for row in self._at(BAD, paths))
+            return self._server.delete(row["key"] for row in self._at(BAD, paths))
 
     def note(self, name: str, value: Any | None) -> None:
         with self._server.writing():
@@ -149,7 +144,7 @@ class MilvusStore(Store):
 
     def remember(self, tags: Iterable[Forgotten]) -> None:
         with self._server.writing():
-            self._upsert(map(rows.of_forgotten, tags))
+            self._server.upsert(rows.of_forgotten(one, self.meta.dim) for one in tags)
 
     def _remember(self, gone: Iterable[Row]) -> None:
         removed = now()
@@ -165,98 +160,75 @@ class MilvusStore(Store):
         with self._server.writing():
             if codes:
                 self._files.write(codes)
-            unmarked = [row["key"] for row in self._of_content(codes) if row["image"] and row["text"] != rows.FEATURES]
+            unmarked = [row["key"] for row in self._alike(codes) if row["image"] and row["text"] != rows.FEATURES]
             self._rewrite("key", unmarked, lambda row: row | {"text": rows.FEATURES})
 
     def _drop_unused(self, contents: Iterable[str]) -> None:
         """Their features, if no image has that content."""
         if self.meta.features and (wanted := set(contents)):
-            self._files.remove(wanted - {row["sha256"] for row in self._of_content(wanted) if row["image"]})
-
-    def _upsert(self, changed: Iterable[Row], size: int = 0) -> int:
-        """How many. A row that is no image has any vector."""
-        count, aside = 0, {"vector": np.eye(1, self.meta.dim, dtype=np.float32)[0]}
-        for block in blocks(changed, size or self._block):
-            self._server.change("upsert", data=[aside | row for row in block])
-            count += len(block)
-        return count
-
-    def _delete(self, keys: Iterable[str]) -> int:
-        keys = list(keys)
-        for block in blocks(keys, PAGE):
-            self._server.change("delete", ids=block)
-        return len(keys)
+            self._files.remove(wanted - {row["sha256"] for row in self._alike(wanted) if row["image"]})
 
     # questions
 
-    def _in(self, field: str, values: Iterable[str], fields: list[str] = PLAIN) -> list[Row]:
-        """Those of these keys or ids, of which there is one each."""
-        parts = blocks(dict.fromkeys(values), self._block if fields is ALL else PAGE)
-        asked = (f"{field} in {json.dumps(part)}" for part in parts)
-        return [row for one in asked for row in self._server.query(one, fields, limit=LIMIT)]
-
     def _at(self, kind: str, paths: Iterable[str], fields: list[str] = PLAIN) -> list[Row]:
-        return self._in("key", (rows.key(kind, path) for path in paths), fields)
+        return list(self._server.find("key", (rows.key(kind, path) for path in paths), fields))
 
-    def _of_content(self, contents: Iterable[str]) -> Iterator[Row]:
-        """Images and kept tags: of a picture there may be any number of copies."""
+    def _alike(self, contents: Iterable[str]) -> Iterator[Row]:
+        """Images of these contents, and tags kept of such: there may be any number of copies."""
         for part in blocks(contents, PAGE):
-            yield from self._server.pages(f"sha256 in {json.dumps(part)}", PLAIN, PAGE)
-
-    def _count(self, condition: str) -> int:
-        return int(self._server.query(condition, ["count(*)"])[0]["count(*)"])
+            yield from self._server.rows(f"sha256 in {json.dumps(part)}", PLAIN)
 
     def _images(self, field: str, values: list[bytes]) -> Iterable[Record]:
-        kind, name = ("", "id") if field == "id" else (IMAGE, "key")
-        return map(rows.record, self._in(name, (kind + value.hex() for value in values)))
+        name, kind = ("id", "") if field == "id" else ("key", IMAGE)
+        return map(rows.record, self._server.find(name, (kind + value.hex() for value in values), PLAIN))
 
     def by_sha256(self, sha256: str) -> list[Record]:
-        return [rows.record(row) for row in self._of_content([bytes.fromhex(sha256).hex()]) if row["image"]]
+        return [rows.record(row) for row in self._alike([bytes.fromhex(sha256).hex()]) if row["image"]]
 
     def records(
         self, where: Filter | None = None, after: str | None = None, limit: int | None = None
     ) -> Iterator[Record]:
         last = "" if after is None else rows.key(IMAGE, after)
-        size = PAGE if limit is None else max(1, min(PAGE, limit))
-        return map(rows.record, itertools.islice(self._server.pages(rows.images(where), PLAIN, size, last), limit))
+        found = self._server.rows(rows.images(where), PLAIN, last, PAGE if limit is None else max(1, limit))
+        return map(rows.record, itertools.islice(found, limit))
 
     def bad_files(self) -> Iterator[BadFile]:
-        return map(rows.bad_file, self._server.pages(rows.of_kind(BAD), PLAIN, PAGE))
+        return map(rows.bad_file, self._server.rows(rows.of_kind(BAD), PLAIN))
 
     def forgotten(self) -> Iterator[Forgotten]:
-        return map(rows.forgotten, self._server.pages(rows.of_kind(FORGOTTEN), PLAIN, PAGE))
+        return map(rows.forgotten, self._server.rows(rows.of_kind(FORGOTTEN), PLAIN))
 
     def notes(self) -> dict[str, Any]:
         found = {name: json.loads(text) for name, text in self._server.properties().items() if name.startswith(NOTE)}
         return {name.removeprefix(NOTE): value for name, value in found.items() if value is not None}
 
     def damaged(self) -> Iterator[str]:
-        found = self._server.pages(rows.images(), ALL, self._block)
-        return (rows.path(row) for row in found if rows.vector(row) is None)
+        return (rows.path(row) for row in self._server.rows(rows.images(), ALL) if rows.vector(row) is None)
 
     def _vectors(self, ids: set[bytes]) -> dict[str, tuple[str, Vectors | None]]:
-        found = self._in("id", (name.hex() for name in ids), ALL)
+        found = self._server.find("id", (name.hex() for name in ids), ALL)
         return {row["id"]: (rows.path(row), rows.vector(row)) for row in found}
 
     def _codes(self, ids: set[bytes]) -> Iterator[Code]:
-        marked = [row for row in self._in("id", (name.hex() for name in ids)) if row["text"] == rows.FEATURES]
+        found = self._server.find("id", (name.hex() for name in ids), PLAIN)
+        marked = [row for row in found if row["text"] == rows.FEATURES]
         codes = self._files.read(row["sha256"] for row in marked)
         return (Code(row["id"], rows.path(row), codes[row["sha256"]]) for row in marked)
 
     def without_features(self, *, check: bool = False) -> Iterator[Record]:
-        yield from map(rows.record, self._server.pages(rows.with_features(False), PLAIN, PAGE))
+        yield from map(rows.record, self._server.rows(rows.with_features(False), PLAIN))
         if check:
-            yield from map(rows.record, self._features_damaged())
+            yield from self._features_damaged()
 
-    def _features_damaged(self) -> Iterator[Row]:
-        for block in blocks(self._server.pages(rows.with_features(), PLAIN, PAGE), PAGE // 10):
-            codes = self._files.read(row["sha256"] for row in block)
-            yield from (row for row in block if codes[row["sha256"]] is None)
+    def _features_damaged(self) -> Iterator[Record]:
+        for block in blocks(map(rows.record, self._server.rows(rows.with_features(), PLAIN)), PAGE // 10):
+            codes = self._files.read(one.sha256 for one in block)
+            yield from (one for one in block if codes[one.sha256] is None)
 
     def _count_features(self) -> FeatureCount:
         """Of many images the bytes are estimated from some: the store does not tell them, and reading takes long."""
-        images = self._count(rows.with_features())
-        some = self._server.query(rows.with_features(), ["sha256"], limit=SAMPLE)
+        images = self._server.count(rows.with_features())
+        some = itertools.islice(self._server.rows(rows.with_features(), ["key", "sha256"], limit=SAMPLE), SAMPLE)
         sizes = [len(code or b"") for code in self._files.read(row["sha256"] for row in some).values()]
         return FeatureCount(images, sum(sizes) if images <= SAMPLE else round(sum(sizes) / len(sizes) * images))
 
@@ -264,12 +236,11 @@ class MilvusStore(Store):
         self, queries: Vectors, k: int, where: Filter | None, exact: bool | None, structure: Structure | None = None
     ) -> SearchResult:
         structure = structure or Structure.of(self._server)
-        search = Search(self._server, structure, rows.images(where), self._block)
-        best = search.nearest(queries, k, bool(exact))
-        self._left_out(len(search.damaged))
-        width = min((len(ids) for _, ids in best), default=0)
-        scores = np.array([scores[:width] for scores, _ in best], np.float32).reshape(len(best), width)
-        return SearchResult(scores, [ids[:width].tolist() for _, ids in best])
+        best, damaged = nearest(self._server, structure, rows.images(where), queries, k, bool(exact))
+        self._left_out(damaged)
+        width = min(map(len, best), default=0)
+        scores = np.array([[-score for score, _ in hits[:width]] for hits in best], np.float32)
+        return SearchResult(scores.reshape(len(best), width), [[name for _, name in hits[:width]] for hits in best])
 
     # upkeep
 
@@ -278,10 +249,10 @@ class MilvusStore(Store):
         copy_to_folder(dest, self)
 
     def _problems(self) -> Iterator[str]:
-        for row in self._server.pages(rows.images(), ALL, self._block):
-            if rows.vector(row) is None or rows.record(row).id != row["id"]:
-                yield f"{show(rows.path(row))}: {VECTOR_DAMAGED if rows.vector(row) is None else WRONG_ID}"
-        yield from (f"{show(rows.path(row))}: {FEATURES_DAMAGED}" for row in self._features_damaged())
+        yield from (f"{show(path)}: {VECTOR_DAMAGED}" for path in self.damaged())
+        named = ((row["id"], rows.record(row)) for row in self._server.rows(rows.images(), PLAIN))
+        yield from (f"{show(one.path)}: {WRONG_ID}" for name, one in named if name != one.id)
+        yield from (f"{show(one.path)}: {FEATURES_DAMAGED}" for one in self._features_damaged())
 
     def compact(self) -> None:
         with self._server.writing():
@@ -297,9 +268,9 @@ class MilvusStore(Store):
     def _change_structure(self, now: Structure, kind: str) -> None:
         """The new one is to find what the one before it finds. Searching has to wait meanwhile."""
         share = min(1.0, 2 * effort.SAMPLE / max(1, len(self)))  # ids are as good as random
-        condition = f'{rows.images()} and id < "{int(share * 0xFFFFFFFF):08x}~"'
-        sound = map(rows.vector, self._server.query(condition, ALL, limit=effort.SAMPLE))
-        queries = effort.views(np.array([one for one in sound if one is not None]).reshape(-1, self.meta.dim))
+        some = self._server.rows(f'{rows.images()} and id < "{int(share * 0xFFFFFFFF):08x}~"', ALL, limit=effort.SAMPLE)
+        sound = [one for one in map(rows.vector, itertools.islice(some, effort.SAMPLE)) if one is not None]
+        queries = effort.views(np.array(sound).reshape(-1, self.meta.dim))
 
         def search(structure: Structure) -> list[list[str]]:
             return self._search(queries, effort.NEIGHBOURS, None, False, structure).ids
@@ -317,3 +288,8 @@ class MilvusStore(Store):
 
     def close(self) -> None:
         self._server.close()
+
+
+def _changed(row: Row, **fields: Any) -> Row:
+    """An image with another path, time or tags. The crc stays: a damaged vector is still known as one."""
+    return rows.of_record(replace(rows.record(row), **fields), row["vector"], row["crc"], row["text"])
