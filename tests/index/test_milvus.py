@@ -571,6 +571,23 @@ def test_a_move_that_is_cut_short_is_taken_up(server: Milvus, step: str, monkeyp
         client.drop_collection(name)
 
 
+def test_an_index_that_has_the_name_of_a_copy_is_left_alone(server: Milvus) -> None:
+    address = server.url("former_own")
+    own = address.replace("former_own", "former_own_cooc3")
+    with create_store(own, META) as store:
+        store.add([record("own.jpg")], random_vectors(1))
+    with pytest.raises(StoreMissingError):
+        open_store(address)
+    write_former(address)
+    with pytest.raises(StoreError, match=r"former_own.*already"):
+        open_store(address, write=True)
+    with open_store(own) as store:
+        assert [one.path for one in store.records()] == ["own.jpg"]
+    for one in (address, own):
+        with connected(one) as (client, name):
+            client.drop_collection(name)
+
+
 def test_a_damaged_vector_is_known_as_such_after_a_move(server: Milvus) -> None:
     address, harmed = server.url("former_harmed"), record("a/0.jpg")
     write_former(address, harmed=harmed.id)

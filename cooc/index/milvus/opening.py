@@ -19,10 +19,11 @@ from cooc.index.milvus.store import FEATURES, MilvusStore
 from cooc.index.records import FORMAT, BadFile, StoreMeta, now
 from cooc.index.store import blocks, kept_open
 
-META, STATE = "cooc.meta", "cooc.state"  # properties of the collection; the second of formats 1 and 2 only
+META = "cooc.meta"  # property of the collection
+STATE, COPY = "cooc.state", "cooc.copy"  # of an index of format 1 or 2, and of what it was copied to
+BESIDE = "_cooc3"  # behind the name of that copy, which then takes the name
 DIMENSIONS = 32_768
-BLOCK = 256  # rows moved at once
-BESIDE = "_cooc3"  # behind the name of the collection that an index of format 1 or 2 is copied to
+BLOCK = 256  # rows copied at once
 
 log = logging.getLogger("cooc")
 
@@ -64,8 +65,8 @@ def open_store(address: str, *, write: bool = False) -> MilvusStore:
     where = Address.parse(address)
     server = Server(where)
     with kept_open(server):
-        if not server.ask("has_collection") and server.ask("has_collection", name=where.name + BESIDE):
-            server.ask("rename_collection", where.name, name=where.name + BESIDE)  # what `_move` did not come to
+        if not server.ask("has_collection") and _copied(server):  # the last step of `_move`
+            server.ask("rename_collection", where.name, name=where.name + BESIDE)
         found = server.properties()
         if META not in found:
             raise missing(where.place)
@@ -77,9 +78,8 @@ def open_store(address: str, *, write: bool = False) -> MilvusStore:
         if STATE in found:
             if not write:
                 raise StoreError(
-                    f"The index at {where.shown} was made by an earlier cooc, and is moved to the layout of this one "
-                    "when it is opened for writing. Nothing is lost, nothing described again: cooc compact --index "
-                    f"'{where.shown}'"
+                    f"{where.shown} was made by an earlier cooc, and is moved to the layout of this one when it is "
+                    f"opened for writing. Nothing is lost or described again: cooc compact --index '{where.shown}'"
                 )
             _move(server, json.loads(found[STATE]), replace(meta, format=FORMAT))
             server.close()
@@ -89,12 +89,18 @@ def open_store(address: str, *, write: bool = False) -> MilvusStore:
         return MilvusStore(server, meta, json.loads(found.get(FEATURES, "{}")))
 
 
+def _copied(server: Server) -> bool:
+    """Is there a complete copy of it? (Not: an index of that name.)"""
+    name = server.address.name + BESIDE
+    return server.ask("has_collection", name=name) and COPY in server.properties(name)
+
+
 def _move(server: Server, state: dict[str, Any], meta: StoreMeta) -> None:
-    """Of format 1 or 2, where a state told which rows count: they are copied to a collection that takes the name. Cut
-    short before the old one is dropped, it begins again; after that, only the name is missing."""
+    """Rows of format 1 or 2 that count, as a state tells, to a collection of today's layout. Cut short before the old
+    one is dropped, it begins again; after that, only the name is missing."""
     log.warning("%s is moved to the layout of this cooc, once.", server.address.shown)
     where = replace(server.address, name=server.address.name + BESIDE)
-    if server.ask("has_collection", name=where.name):
+    if _copied(server):
         server.ask("drop_collection", name=where.name)
     prepare_collection(where, meta.dim)
     dead = [range(first, last) for first, last, _ in state["dead"]]
@@ -103,7 +109,7 @@ def _move(server: Server, state: dict[str, Any], meta: StoreMeta) -> None:
         for block in blocks(server.rows(f"row >= 0 and row < {state['next']}", fields, limit=BLOCK), BLOCK):
             counting = (row for row in block if not any(row["row"] in numbers for numbers in dead))
             new.upsert(map(_moved, counting))
-        new.put({META: meta.as_json()})
+        new.put({META: meta.as_json(), COPY: ""})
     server.ask("drop_collection")
 
 

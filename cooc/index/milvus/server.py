@@ -118,8 +118,8 @@ class Server:
             self._changed = time.monotonic()
         return sum(map(len, rows.values()))
 
-    def properties(self) -> dict[str, str]:
-        return dict(self.ask("describe_collection")["properties"])
+    def properties(self, name: str | None = None) -> dict[str, str]:
+        return dict(self.ask("describe_collection", name=name)["properties"])
 
     def put(self, properties: dict[str, str]) -> None:
         """Up to 2.3.5, Milvus writes to its disk what there was before a change (its issue 30144). So a second one,
