@@ -26,6 +26,7 @@ HNSW_FROM, IVF_PQ_FROM = 200_000, 20_000_000  # images; reasoned, not measured: 
 EFFORT = "cooc.effort"  # property of the collection
 UNMEASURED = 200  # HNSW found all of the 10 nearest of 5000 random vectors of 64 dimensions with that, 0.74 with 18
 HITS = 200_000  # candidates asked for at once
+SCORED = ["key", "id", "crc", "vector"]  # fields of a candidate
 
 Hit = tuple[float, str]  # the score, negative so that the best comes first, and the id
 
@@ -103,7 +104,7 @@ def nearest(
         options = {"filter": condition, "search_params": structure.params(fetch), "limit": fetch}
         for part in blocks(rest, max(1, HITS // fetch)):
             hits = server.read("search", data=queries[part], **options)
-            found = _sound(server.find("key", {key for hit in hits for key in hit.ids}, rows.ALL), damaged)
+            found = _sound(server.find("key", {key for hit in hits for key in hit.ids}, SCORED), damaged)
             for row, hit in zip(part, hits, strict=True):
                 near = _scored(queries[row], {key: found[key] for key in hit.ids if key in found}, k)
                 done = len(near) == k
@@ -114,7 +115,7 @@ def nearest(
         rest = [row for row in rest if row not in best]
         fetch = 4 * fetch if flat else LIMIT + 1  # a graph that gave too few would do so again
     if rest:  # everything that meets the condition, read and scored here: slow and exact
-        for block in blocks(server.rows(condition, rows.ALL), PAGE):
+        for block in blocks(server.rows(condition, SCORED), PAGE):
             found = _sound(block, damaged)
             for row in rest:
                 best[row] = heapq.nsmallest(k, [*best.get(row, ()), *_scored(queries[row], found, k)])
