@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,10 +23,12 @@ pytest.importorskip("milvus", reason="pip install 'cooc[dev]'")
 
 from cooc.errors import InputError, StoreError, StoreLockedError, StoreMissingError
 from cooc.index import create_store, effort, open_store
-from cooc.index.milvus import MilvusStore, structures
+from cooc.index.milvus import MilvusStore, searching
+from cooc.index.milvus import store as milvus_store
 from cooc.index.milvus.address import Address
+from cooc.index.milvus.rows import FORGOTTEN, of_kind
+from cooc.index.milvus.searching import Structure
 from cooc.index.milvus.server import WRITER, Server
-from cooc.index.milvus.store import _in_turn
 from cooc.index.records import BadFile, Filter, Forgotten, Record
 from cooc.index.store import Store
 from tests import servers
@@ -161,15 +166,6 @@ def test_a_collection_that_is_dropped(opened: MilvusStore, remote: str) -> None:
 # what a change guarantees
 
 
-def test_a_path_is_written_over_after_it_was_moved() -> None:
-    chain, ring = {"1": "2", "2": "3", "3": "4"}, {"a": "b", "b": "c", "c": "a"}
-    first, *rings = _in_turn(ring | chain | {"x": "y"})
-    assert sorted(first) == ["1", "2", "3", "x"]
-    assert first.index("3") < first.index("2") < first.index("1")
-    assert [sorted(part) for part in rings] == [["a", "b", "c"]]
-    assert _in_turn({}) == [[]]
-
-
 BAD = [BadFile(f"{name}.jpg", 1, 2, "truncated", "2020-01-01T00:00:00+00:00") for name in ("new", "new2", "other")]
 
 
@@ -189,7 +185,8 @@ def remove(store: Store | Model) -> None:
     store.remove([f"{name}.jpg" for name in "abcde"])
 
 
-MOVES = {"a": "b", "b": "c", "c": "x", "d": "e", "e": "d", "f": "g"}  # a chain, a ring, and one in another's place
+# a chain, a ring that is longer than a request, and one in another's place
+MOVES = {"a": "b", "b": "c", "c": "x", "d": "e", "e": "h", "h": "d", "f": "g"}
 
 
 def rename(store: Store | Model) -> None:
@@ -230,19 +227,36 @@ def of_model(model: Model) -> Images:
     return {path: (one, vector.tobytes()) for path, (one, vector) in model.images.items()}
 
 
+def assert_completed(store: Store, before: Model, after: Model, change: Callable[[Store | Model], None]) -> None:
+    """After a change was cut short, and once more after it was repeated."""
+    found, old, new = images(store), of_model(before), of_model(after)
+    assert all(image in (old.get(path), new.get(path)) for path, image in found.items())
+    assert set(old) & set(new) <= set(found)  # nothing is lost that is there before and after,
+    kept = {name for one in store.forgotten() for name in one.tags}
+    kept |= {name for one, _ in found.values() for name in one.tags}
+    assert {name for one, _ in old.values() for name in one.tags} - {"a" if change is tag else ""} <= kept  # and no tag
+    described = {path for path, image in found.items() if image != old.get(path)}
+    assert not described & {file.path for file in store.bad_files()}  # or its report would stay
+    change(store)
+    assert images(store) == new
+    assert {file.path: file for file in store.bad_files()} == after.bad
+    assert after.forgotten.keys() <= {(one.sha256, one.path) for one in store.forgotten()}
+    assert store.verify() == []
+
+
 @pytest.mark.parametrize("change", [add, remove, rename, tag, report, clear], ids=lambda change: change.__name__)
 def test_a_change_that_is_cut_short_leaves_whole_images_and_is_completed_by_the_next(
     opened: MilvusStore, monkeypatch: pytest.MonkeyPatch, change: Callable[[Store | Model], None]
 ) -> None:
     """Two images in a request, and the writer is gone before the first, the second, ... request."""
-    monkeypatch.setattr(opened, "_block", 2)
+    monkeypatch.setattr(opened._server, "block", 2)
     send, left = opened._server.change, [0]
 
-    def cut(call: str, **request: Any) -> None:
+    def cut(call: str, **request: Any) -> int:
         left[0] -= 1
         if left[0] < 0:
             raise Cut
-        send(call, **request)
+        return send(call, **request)
 
     before, after = Model(), Model()
     for model in (before, after):
@@ -251,7 +265,7 @@ def test_a_change_that_is_cut_short_leaves_whole_images_and_is_completed_by_the_
     for requests in range(20):
         opened.remove([one.path for one in opened.records()])
         opened.clear_bad([file.path for file in opened.bad_files()])
-        opened._delete(row["key"] for row in opened._server.query('key >= "f" and key < "g"', ["key"], limit=1000))
+        opened._server.delete([row["key"] for row in opened._server.rows(of_kind(FORGOTTEN), ["key"])])
         start(opened)
         assert images(opened) == of_model(before)
         left[0] = requests
@@ -260,22 +274,87 @@ def test_a_change_that_is_cut_short_leaves_whole_images_and_is_completed_by_the_
             with contextlib.suppress(Cut):
                 change(opened)
                 break
-        found, old, new = images(opened), of_model(before), of_model(after)
-        assert all(image in (old.get(path), new.get(path)) for path, image in found.items())
-        assert set(old) & set(new) <= set(found)  # nothing is lost that is there before and after,
-        kept = {name for one in opened.forgotten() for name in one.tags}
-        kept |= {name for one, _ in found.values() for name in one.tags}
-        assert {name for one, _ in old.values() for name in one.tags} - {
-            "a" if change is tag else ""
-        } <= kept  # and no tag
-        described = {path for path, image in found.items() if image != old.get(path)}
-        assert not described & {file.path for file in opened.bad_files()}  # or its report would stay
-        change(opened)
-        assert images(opened) == new
-        assert {file.path: file for file in opened.bad_files()} == after.bad
-        assert after.forgotten.keys() <= {(one.sha256, one.path) for one in opened.forgotten()}
-        assert opened.verify() == []
+        assert_completed(opened, before, after, change)
     assert requests >= {clear: 1}.get(change, 3)  # so many it took
+
+
+KILLED = """
+import os, signal, sys
+from cooc.index import open_store
+from tests.index import test_milvus
+with open_store(sys.argv[1], write=True) as store:
+    server, left = store._server, int(sys.argv[3])
+    send, server.block = server.change, 2
+    def change(call, **rows):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return send(call, **rows)
+    server.change = change
+    getattr(test_milvus, sys.argv[2])(store)
+"""
+
+
+def kill_in(address: str, change: Callable[..., None], requests: int) -> None:
+    """Another process makes the change, and is killed before its next request after so many."""
+    command = [sys.executable, "-c", KILLED, address, change.__name__, str(requests)]
+    assert subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("change", "requests"), [(add, 2), (remove, 4), (rename, 3)])
+def test_kill_9_between_the_steps_of_a_change(
+    remote: str, change: Callable[[Store | Model], None], requests: int
+) -> None:
+    """Whoever opens the index next may write at once, finds whole images, and completes the change by repeating it."""
+    before, after = Model(), Model()
+    with create_store(remote, META) as store:
+        for target in (store, before, after):
+            start(target)
+    change(after)
+    kill_in(remote, change, requests)
+    with open_store(remote, write=True) as store:
+        assert images(store) not in (of_model(before), of_model(after))  # it was in the middle
+        assert_completed(store, before, after, change)
+
+
+def describe(store: Store) -> None:
+    records = [record(f"{name}.jpg") for name in "abcd"]
+    store.add(records, random_vectors(4), [one.path.encode() for one in records])
+
+
+def test_kill_9_between_features_and_their_rows(remote: str, tmp_path: Path) -> None:
+    """Files come first: those that no row speaks of are not seen, and compacting removes them."""
+    address = f"{remote}&features={tmp_path / 'features'}"
+    create_store(address, replace(META, features="sift")).close()
+    ids, codes = [record(f"{name}.jpg").id for name in "abcd"], [f"{name}.jpg".encode() for name in "abcd"]
+    kill_in(address, describe, 1)
+    with open_store(address, write=True) as store:
+        there = [one is not None for one in store.get(ids)]
+        assert there.count(True) == 2
+        assert store.features(ids) == [code if found else None for code, found in zip(codes, there, strict=True)]
+        assert len([file for file in (tmp_path / "features").rglob("*") if file.is_file()]) == 4
+        store.compact()
+        assert len([file for file in (tmp_path / "features").rglob("*") if file.is_file()]) == 2
+        assert store.verify() == []
+        describe(store)
+        assert store.features(ids) == codes
+        assert (list(store.without_features()), store.verify()) == ([], [])
+
+
+def test_features_of_many_copies(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More images of one content than a request gives: none is missed, and the code stays until the last one goes."""
+    address = f"{remote}&features={tmp_path / 'features'}"
+    copies = [record(f"{i}.jpg", "same") for i in range(7)]
+    with create_store(address, replace(META, features="sift")) as store:
+        assert isinstance(store, MilvusStore)
+        monkeypatch.setattr(store._server, "block", 3)
+        store.add(copies, random_vectors(7))
+        assert store.set_features({copies[6].id: b"code"}) == 1
+        assert store.features([one.id for one in copies]) == [b"code"] * 7
+        assert store.by_sha256(copies[0].sha256) == copies
+        store.remove([one.path for one in copies[:6]])
+        assert store.features([copies[6].id]) == [b"code"]
 
 
 def test_readers_see_each_image_as_it_was_or_as_it_is(opened: MilvusStore, remote: str) -> None:
@@ -346,9 +425,9 @@ def test_a_search_structure_and_an_exact_search_beside_it(
     with open_store(f"{remote}&index={index}", write=True) as graph:
         assert isinstance(graph, MilvusStore)
         graph.compact()
-        found = structures.current(graph._server)
+        found = Structure.of(graph._server)
         assert found.kind == index.upper()
-        assert found.effort in structures.KINDS[found.kind].efforts
+        assert found.effort in searching.KINDS[found.kind].efforts
         queries = random_vectors(5, seed=3)
         for where in (None, Filter("a")):
             assert_same_search(graph, model, queries, 10, where)
@@ -363,15 +442,15 @@ def test_how_far_to_look_is_measured(opened: MilvusStore, remote: str, monkeypat
     opened.add([record(f"{i:04}.jpg") for i in range(3000)], random_vectors(3000))
     queries, tried = effort.views(random_vectors(20, seed=5)), dict[int, float]()
     exact = opened.search(queries, effort.NEIGHBOURS).ids
-    tried_out = structures.KINDS["HNSW"]._replace(efforts=(100, 110, 120, 150, 200, 300, 600))
-    monkeypatch.setitem(structures.KINDS, "HNSW", tried_out)
+    tried_out = searching.KINDS["HNSW"]._replace(efforts=(100, 110, 120, 150, 200, 300, 600))
+    monkeypatch.setitem(searching.KINDS, "HNSW", tried_out)
     opened.close()
     with open_store(f"{remote}&index=hnsw", write=True) as graph:
         assert isinstance(graph, MilvusStore)
         graph.compact()
-        kind, level = structures.current(graph._server)
+        kind, level = Structure.of(graph._server)
         for far in (100, level):
-            found = graph._search(queries, effort.NEIGHBOURS, None, False, structures.Structure(kind, far)).ids
+            found = graph._search(queries, effort.NEIGHBOURS, None, False, Structure(kind, far)).ids
             tried[far] = float(np.mean([len(set(a) & set(b)) / 100 for a, b in zip(exact, found, strict=True)]))
         assert tried[level] >= effort.RECALL - 0.02  # these are other queries
 
@@ -384,7 +463,7 @@ def test_a_structure_that_was_not_built_to_the_end(
     opened.add([record(f"{i}.jpg") for i in range(20)], vectors)
     opened.close()
     with open_store(f"{remote}&index=hnsw", write=True) as graph, monkeypatch.context() as patch:
-        patch.setattr(structures, "build", lambda *_: (_ for _ in ()).throw(StoreError("killed")))
+        patch.setattr(milvus_store, "build", lambda *_: (_ for _ in ()).throw(StoreError("killed")))
         with pytest.raises(StoreError, match="killed"):
             graph.compact()
     with open_store(remote, write=True) as again:
@@ -399,7 +478,7 @@ def test_to_another_structure_and_back(opened: MilvusStore, remote: str) -> None
         with open_store(f"{remote}&index={index}", write=True) as store:
             assert isinstance(store, MilvusStore)
             store.compact()
-            assert structures.current(store._server).kind == index.upper()
+            assert Structure.of(store._server).kind == index.upper()
             store.add([record(f"{index}.jpg")], random_vectors(1))
             assert store.search(random_vectors(1), 1).scores[0, 0] == pytest.approx(1)
 
@@ -430,7 +509,7 @@ def write_former(address: str, harmed: str | None = None) -> None:
             client.alter_collection_properties(name, kept["properties"])
 
 
-def assert_moved(store: Store, lost: str | None = None) -> None:
+def assert_moved(store: Store, damaged: Record | None = None) -> None:
     def tagged(*tags: str) -> frozenset[str]:
         return frozenset(tags)
 
@@ -442,14 +521,16 @@ def assert_moved(store: Store, lost: str | None = None) -> None:
         (record("c/3.jpg", "b/3.jpg", taken="2023-07-14"), vectors[3]),
         (record("caf\udce9/4.jpg"), vectors[4]),
     ]
-    expected = [(one, vector) for one, vector in expected if one.id != lost]
     assert list(store.records()) == [one for one, _ in expected]
-    np.testing.assert_array_equal(store.vectors([one.id for one, _ in expected]), [vector for _, vector in expected])
+    sound = [(one, vector) for one, vector in expected if damaged is None or one.id != damaged.id]
+    np.testing.assert_array_equal(store.vectors([one.id for one, _ in sound]), [vector for _, vector in sound])
     (bad,) = store.bad_files()
     assert replace(bad, since="") == BadFile("bad.jpg", 3, 4, "truncated: é\n")
+    assert bad.since
     assert store.search(vectors[6:7], 1).ids == [[record("b/2.jpg", "changed").id]]
     assert store.meta == replace(META, created="2024-05-31T12:00:00+00:00")
-    assert store.verify() == []
+    assert list(store.damaged()) == ([] if damaged is None else [damaged.path])
+    assert len(store.verify()) == len(list(store.damaged()))
 
 
 def test_an_index_of_the_former_layout_is_moved(server: Milvus) -> None:
@@ -479,7 +560,7 @@ def test_a_move_that_is_cut_short_is_taken_up(server: Milvus, step: str, monkeyp
 
     with monkeypatch.context() as patch:
         if step == "copy":
-            patch.setattr(MilvusStore, "remember", stop)
+            patch.setattr(MilvusClient, "upsert", stop)
         else:
             patch.setattr(MilvusClient, f"{step}_collection", stop)
         with pytest.raises(StoreError, match="killed"):
@@ -490,13 +571,33 @@ def test_a_move_that_is_cut_short_is_taken_up(server: Milvus, step: str, monkeyp
         client.drop_collection(name)
 
 
-def test_a_damaged_vector_is_not_moved(server: Milvus) -> None:
+def test_an_index_that_has_the_name_of_a_copy_is_left_alone(server: Milvus) -> None:
+    address = server.url("former_own")
+    own = address.replace("former_own", "former_own_cooc3")
+    with create_store(own, META) as store:
+        store.add([record("own.jpg")], random_vectors(1))
+    with pytest.raises(StoreMissingError):
+        open_store(address)
+    write_former(address)
+    with pytest.raises(StoreError, match=r"former_own.*already"):
+        open_store(address, write=True)
+    with open_store(own) as store:
+        assert [one.path for one in store.records()] == ["own.jpg"]
+    for one in (address, own):
+        with connected(one) as (client, name):
+            client.drop_collection(name)
+
+
+def test_a_damaged_vector_is_known_as_such_after_a_move(server: Milvus) -> None:
     address, harmed = server.url("former_harmed"), record("a/0.jpg")
     write_former(address, harmed=harmed.id)
     with open_store(address, write=True) as store:
-        assert_moved(store, lost=harmed.id)
+        assert_moved(store, damaged=harmed)
+        assert store.search(random_vectors(1), 5).ids[0].count(harmed.id) == 0
         store.add([harmed], random_vectors(1))  # as the next run describes it
         assert [one.tags for one in store.records(Filter("a"), limit=1)] == [{"blue", "red"}]
+        assert store.search(random_vectors(1), 1).ids == [[harmed.id]]
+        assert store.verify() == []
     with connected(address) as (client, name):
         client.drop_collection(name)
 

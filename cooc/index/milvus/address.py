@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cooc.errors import InputError
@@ -13,7 +12,7 @@ from cooc.index import without_password
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 STRUCTURES = ("auto", "flat", "hnsw", "ivf_pq", "diskann")
-OPTIONS: dict[str, Any] = {"index": str, "timeout": float, "shards": int, "replicas": int, "features": str}
+OPTIONS = {"index": str, "timeout": float, "shards": int, "replicas": int, "features": str}
 
 
 @dataclass(frozen=True)
@@ -23,9 +22,9 @@ class Address:
     uri: str  # what pymilvus connects to
     name: str  # of the collection
     shown: str
-    lite: bool
+    token: str
+    lite: bool = False
     database: str = ""
-    token: str = ""
     index: str = "auto"
     timeout: float = 30.0  # seconds for which a request is tried again
     shards: int = 1
@@ -48,23 +47,15 @@ class Address:
                 token = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             folder, _, name = unquote(parts.path).strip("/").rpartition("/")
             options = {option: OPTIONS[option](value) for option, value in given.items()}
-            if not NAME.fullmatch(name) or options.get("index", "auto") not in STRUCTURES:
+            lite = not parts.hostname
+            named = NAME.fullmatch(name) and (folder.endswith(".db") or not lite)
+            if not named or options.get("index", "auto") not in STRUCTURES:
                 raise ValueError
-            if parts.hostname:
-                server = f"{scheme}://{parts.hostname}:{parts.port or 19530}"
-                return cls(server, name, shown, False, folder, token, **options)
-            if not folder.endswith(".db"):
-                raise ValueError
-            return cls(f"/{folder}", name, shown, True, token=token, **options)
+            uri = f"/{folder}" if lite else f"{scheme}://{parts.hostname}:{parts.port or 19530}"
+            return cls(uri, name, shown, token, lite, "" if lite else folder, **options)
         except (ValueError, KeyError):  # whose text may hold the password
             raise InputError(
                 f"{shown} is no address of an index on Milvus: write milvus://host:19530/name or "
                 "milvus:///folder/file.db/name (letters, digits, _ in the name); options are "
                 f"index={'|'.join(STRUCTURES)}, timeout, shards, replicas, secure, features=FOLDER|URL."
             ) from None
-
-    def hidden(self, text: str) -> str:
-        """A message of the server without the password that it may repeat."""
-        for secret in (self.token, self.token.partition(":")[2]):
-            text = text.replace(secret, "***") if secret else text
-        return text

@@ -24,36 +24,31 @@ READ = 64  # codes read at once
 
 
 def place(where: Address, kept: str = "") -> str:
-    """Where the features of an index lie: what its address says, else what was kept of that; empty for nowhere."""
+    """Where the features of an index lie: what its address says, else what was kept of that."""
     if where.features:
         return "/".join(filter(None, [where.features.rstrip("/"), where.database, where.name]))
-    return kept or (f"{where.uri}.features/{where.name}" if where.lite else "")
-
-
-def nowhere(where: Address) -> InputError:
-    joint = "&" if "?" in where.shown else "?"
-    return InputError(
-        f"An index on Milvus keeps local features as files: say where they are to lie, in a bucket or a folder that "
-        f"all machines see. --index '{where.shown}{joint}features=s3://BUCKET/PREFIX'"
-    )
+    if not (at := kept or (f"{where.uri}.features/{where.name}" if where.lite else "")):
+        joint = "&" if "?" in where.shown else "?"
+        raise InputError(
+            "An index on Milvus keeps local features as files: say where they are to lie, in a bucket or a folder that "
+            f"all machines see. --index '{where.shown}{joint}features=s3://BUCKET/PREFIX'"
+        )
+    return at
 
 
 class FeatureFiles:
     """Codes by content (sha256)."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self._files, self._root = file_system(url)
-        self._local = "file" in self._files.protocol
+        self.url, (self._files, self._root) = url, file_system(url)
 
     def _path(self, sha256: str) -> str:
         return f"{self._root}/{sha256[:2]}/{sha256}"
 
     def write(self, codes: Mapping[str, bytes]) -> None:
         with self._explained():
-            for sha256, code in codes.items():
-                path, data = self._path(sha256), _checksum(code) + code
-                if self._local:
+            for path, data in ((self._path(one), _checksum(code) + code) for one, code in codes.items()):
+                if "file" in self._files.protocol:
                     Path(path).parent.mkdir(parents=True, exist_ok=True)
                     write_whole(path, data)
                 else:  # an object appears when it is complete
@@ -63,13 +58,13 @@ class FeatureFiles:
         """None where a file is gone or not what was written. One that cannot be reached is an error."""
         found = dict[str, bytes | None]()
         for block in blocks(dict.fromkeys(contents), READ):
-            paths = {self._path(one): one for one in block}
             with self._explained():
-                for path, data in self._files.cat(list(paths), on_error="return").items():
+                read = self._files.cat([self._path(one) for one in block], on_error="return")
+                for path, data in read.items():
                     if isinstance(data, Exception) and not isinstance(data, FileNotFoundError):
                         raise data
                     good = isinstance(data, bytes) and data[:CHECK] == _checksum(data[CHECK:])
-                    found[paths[path]] = data[CHECK:] if good else None
+                    found[path.rpartition("/")[2]] = data[CHECK:] if good else None
         return found
 
     def remove(self, contents: Iterable[str]) -> None:
@@ -82,9 +77,9 @@ class FeatureFiles:
         """All that are there."""
         with self._explained():
             for number in range(256):
-                folder = f"{self._root}/{number:02x}"
                 with suppress(FileNotFoundError):
-                    yield from (name.rpartition("/")[2] for name in self._files.ls(folder, detail=False))
+                    listed = self._files.ls(f"{self._root}/{number:02x}", detail=False)
+                    yield from (name.rpartition("/")[2] for name in listed)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -8,18 +8,22 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from cooc.errors import InputError, StoreError, StoreMissingError
+from cooc.errors import InputError, StoreError
 from cooc.index.checks import check_format, missing
-from cooc.index.milvus import former, rows, structures
+from cooc.index.milvus import rows
 from cooc.index.milvus.address import Address
-from cooc.index.milvus.features import nowhere, place
-from cooc.index.milvus.server import Server
+from cooc.index.milvus.features import place
+from cooc.index.milvus.searching import Structure, build
+from cooc.index.milvus.server import Row, Server
 from cooc.index.milvus.store import FEATURES, MilvusStore
-from cooc.index.records import FORMAT, StoreMeta
-from cooc.index.store import kept_open
+from cooc.index.records import FORMAT, BadFile, StoreMeta, now
+from cooc.index.store import blocks, kept_open
 
 META = "cooc.meta"  # property of the collection
+STATE, COPY = "cooc.state", "cooc.copy"  # of an index of format 1 or 2, and of what it was copied to
+BESIDE = "_cooc3"  # behind the name of that copy, which then takes the name
 DIMENSIONS = 32_768
+BLOCK = 256  # rows copied at once
 
 log = logging.getLogger("cooc")
 
@@ -30,10 +34,11 @@ def create_store(address: str, meta: StoreMeta) -> MilvusStore:
         raise InputError(f"An index on Milvus keeps float32 vectors, not {meta.storage}; index=ivf_pq searches codes.")
     prepare_collection(where, meta.dim)
     kept = {META: meta.as_json()}
-    if meta.features and place(where):
-        kept[FEATURES] = json.dumps({"engines": meta.features, "at": place(where)})
-    elif meta.features:
-        log.warning("%s", nowhere(where))
+    if meta.features:
+        try:
+            kept[FEATURES] = json.dumps({"engines": meta.features, "at": place(where)})
+        except InputError as error:
+            log.warning("%s", error)
     with closing(Server(where)) as server:
         server.put(kept)  # the last step: from here on there is an index
     return open_store(address, write=True)
@@ -45,49 +50,73 @@ def prepare_collection(where: Address, dim: int) -> None:
         raise InputError(f"Milvus holds up to {DIMENSIONS} dimensions, not {dim}: use another recipe or engine.")
     with closing(Server(where)) as server:
         if not server.ask("has_collection"):
-            options: dict[str, Any] = {} if where.lite else {"num_shards": where.shards}
-            server.ask("create_collection", schema=rows.schema(dim), **options)
+            shards = {} if where.lite else {"num_shards": where.shards}
+            server.ask("create_collection", schema=rows.schema(dim), **shards)
         found = server.ask("describe_collection")
         if META in found["properties"]:
             raise StoreError(f"There is an index at {where.shown} already: open it, or drop the collection first.")
         fields = {field["name"]: field["params"].get("dim") for field in found["fields"]}
         if set(fields) != set(rows.ALL) or fields["vector"] != dim:
             raise StoreError(f"There is another collection at {where.shown} already: choose another name.")
-        structures.build(server, "FLAT", dim)
+        build(server, "FLAT", dim)
 
 
 def open_store(address: str, *, write: bool = False) -> MilvusStore:
     where = Address.parse(address)
     server = Server(where)
     with kept_open(server):
-        former.take_up(server)
+        if not server.ask("has_collection") and _copied(server):  # the last step of `_move`
+            server.ask("rename_collection", where.name, name=where.name + BESIDE)
         found = server.properties()
         if META not in found:
             raise missing(where.place)
         values = json.loads(found[META])
         check_format(where.place, values["format"])
         meta = StoreMeta(**values)
-        if former.STATE in found:
-            if not write:
-                raise former.refusal(where)
-            _move(address, server, meta)
-            server.close()
-            return open_store(address, write=True)
         if write:
             server.become_writer()
-            # A `compact` that was cut short may have left the collection without a structure, or not loaded.
-            structures.build(server, structures.current(server).kind or "FLAT", meta.dim)
+        if STATE in found:
+            if not write:
+                raise StoreError(
+                    f"{where.shown} was made by an earlier cooc, and is moved to the layout of this one when it is "
+                    f"opened for writing. Nothing is lost or described again: cooc compact --index '{where.shown}'"
+                )
+            _move(server, json.loads(found[STATE]), replace(meta, format=FORMAT))
+            server.close()
+            return open_store(address, write=True)
+        if write:  # a `compact` that was cut short may have left the collection without a structure, or not loaded
+            build(server, Structure.of(server).kind or "FLAT", meta.dim)
         return MilvusStore(server, meta, json.loads(found.get(FEATURES, "{}")))
 
 
-def _move(address: str, server: Server, meta: StoreMeta) -> None:
-    """To the layout of this cooc."""
-    server.become_writer()
-    try:
-        copy = open_store(former.beside(address), write=True)
-    except StoreMissingError:
-        copy = create_store(former.beside(address), replace(meta, format=FORMAT))
-    with copy:
-        former.copy(server, meta.dim, copy)
+def _copied(server: Server) -> bool:
+    """Is there a complete copy of it? (Not: an index of that name.)"""
+    name = server.address.name + BESIDE
+    return server.ask("has_collection", name=name) and COPY in server.properties(name)
+
+
+def _move(server: Server, state: dict[str, Any], meta: StoreMeta) -> None:
+    """Rows of format 1 or 2 that count, as a state tells, to a collection of today's layout. Cut short before the old
+    one is dropped, it begins again; after that, only the name is missing."""
+    log.warning("%s is moved to the layout of this cooc, once.", server.address.shown)
+    where = replace(server.address, name=server.address.name + BESIDE)
+    if _copied(server):
+        server.ask("drop_collection", name=where.name)
+    prepare_collection(where, meta.dim)
+    dead = [range(first, last) for first, last, _ in state["dead"]]
+    fields = ["key", "row", "bad", "reason", "id", "crc", "vector", *rows.RECORD]
+    with closing(Server(where)) as new:
+        for block in blocks(server.rows(f"row >= 0 and row < {state['next']}", fields, limit=BLOCK), BLOCK):
+            counting = (row for row in block if not any(row["row"] in numbers for numbers in dead))
+            new.upsert(map(_moved, counting))
+        new.put({META: meta.as_json(), COPY: ""})
     server.ask("drop_collection")
-    former.take_up(server)
+
+
+def _moved(row: Row) -> Row:
+    """A vector that was damaged still is, and known as such."""
+    row = row | {"key": rows.IMAGE + row["key"].partition("-")[0]}
+    if row["bad"]:
+        bad = BadFile(rows.path(row), row["size"], row["mtime_ns"], row["reason"], now())
+        return rows.of_bad(bad, len(row["vector"]))
+    return rows.of_record(rows.record(row), row["vector"], row["crc"])

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,38 +23,28 @@ from cooc.index.milvus.server import Row
 from cooc.index.records import BadFile, Filter, Forgotten, Record, path_bytes, path_text
 from cooc.index.store import Vectors
 
-FEATURES = "features"  # `text` of an image that has them
-
 IMAGE, BAD, FORGOTTEN = "i", "b", "f"
 PATH, TAG, TAGS, REASON = 4096, 1024, 1024, 8192  # bytes of a path and of a tag, tags, characters of a reason
 
+TEXTS = {"id": 32, "sha256": 64, "taken": 19, "text": 65_535}  # fields, and how many bytes they hold
+NUMBERS = ["size", "mtime_ns", "width", "height", "crc"]
 RECORD = ["size", "mtime_ns", "sha256", "width", "height", "taken", "tags"]
-PLAIN = ["key", *RECORD, "id", "crc", "image", "text"]  # what is quickly sent
+PLAIN = ["key", "image", "tags", *TEXTS, *NUMBERS]  # what is quickly sent
 ALL = [*PLAIN, "vector"]
-EMPTY = {"image": False, "id": "", "sha256": "", "taken": "", "tags": [], "text": ""} | dict.fromkeys(
-    ("size", "mtime_ns", "width", "height", "crc"), 0
-)
+FEATURES = "features"  # `text` of an image that has them
 
 
 def schema(dim: int) -> Any:
     made = MilvusClient.create_schema()
     made.add_field("key", DataType.VARCHAR, is_primary=True, max_length=16_384)
     made.add_field("image", DataType.BOOL)
-    for name, length in (("id", 32), ("sha256", 64), ("taken", 19), ("text", 65_535)):
+    for name, length in TEXTS.items():
         made.add_field(name, DataType.VARCHAR, max_length=length)
-    for name in ("size", "mtime_ns", "width", "height", "crc"):
+    for name in NUMBERS:
         made.add_field(name, DataType.INT64)
     made.add_field("tags", DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=TAGS, max_length=TAG)
     made.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
     return made
-
-
-def key(kind: str, path: str, content: str = "") -> str:
-    return kind + content + path_bytes(path).hex()
-
-
-def path(row: Row) -> str:
-    return path_text(bytes.fromhex(row["key"][65 if row["key"][0] == FORGOTTEN else 1 :]))
 
 
 def images(where: Filter | None = None) -> str:
@@ -72,39 +61,49 @@ def images(where: Filter | None = None) -> str:
     return " and ".join(clauses)
 
 
-def of_kind(kind: str) -> str:
-    return f'key >= "{kind}" and key < "{chr(ord(kind) + 1)}"'
-
-
 def with_features(has: bool = True) -> str:
     return f'{images()} and text {"==" if has else "!="} "{FEATURES}"'
 
 
-def fitting(row: Row) -> Row:
-    """The same, or an error where Milvus could not hold it."""
-    if len(row["key"]) > 2 * PATH + 1 or len(row["tags"]) > TAGS or any(len(tag.encode()) > TAG for tag in row["tags"]):
-        raise InputError(
-            f"{path(row)!r} has a path or tags too long for Milvus: {PATH} bytes, {TAGS} tags of {TAG} bytes."
-        )
-    return row
+def of_kind(kind: str) -> str:
+    return f'key >= "{kind}" and key < "{chr(ord(kind) + 1)}"'
 
 
-def image_row(record: Record, vector: Vectors) -> Row:
-    fields = {name: getattr(record, name) for name in (*RECORD, "id")}
-    changed = {"taken": record.taken or "", "tags": sorted(record.tags), "crc": checksum(vector), "vector": vector}
-    return fitting(EMPTY | fields | changed | {"key": key(IMAGE, record.path), "image": True})
+def key(kind: str, path: str, content: str = "") -> str:
+    return kind + content + path_bytes(path).hex()
+
+
+def path(row: Row) -> str:
+    return path_text(bytes.fromhex(row["key"][65 if row["key"][0] == FORGOTTEN else 1 :]))
+
+
+def of_record(one: Record, vector: Vectors, crc: int | None = None, text: str = "") -> Row:
+    """An error where Milvus could not hold it."""
+    name = key(IMAGE, one.path)
+    if len(name) > 2 * PATH + 1 or len(one.tags) > TAGS or any(len(tag.encode()) > TAG for tag in one.tags):
+        limits = f"{PATH} bytes, {TAGS} tags of {TAG} bytes"
+        raise InputError(f"{one.path!r} has a path or tags too long for Milvus: {limits}.")
+    said = {field: getattr(one, field) for field in ("id", *RECORD)} | {"tags": sorted(one.tags)}
+    crc = _checksum(vector) if crc is None else crc
+    return said | {"key": name, "image": True, "taken": one.taken or "", "vector": vector, "crc": crc, "text": text}
 
 
 def record(row: Row) -> Record:
-    fields = {name: row[name] for name in RECORD}
-    return Record(path(row), **fields | {"taken": row["taken"] or None, "tags": frozenset(row["tags"])})
+    fields = {name: row[name] for name in RECORD} | {"taken": row["taken"] or None, "tags": frozenset(row["tags"])}
+    return Record(path(row), **fields)
 
 
-def moved(row: Row, path: str) -> Row:
-    return fitting(row | {"key": key(IMAGE, path), "id": replace(record(row), path=path).id})
+def vector(row: Row) -> Vectors | None:
+    """(D,), unless it is not what was written."""
+    found = np.array(row["vector"], np.float32)
+    return found if _checksum(found) == row["crc"] else None
 
 
-def bad_row(file: BadFile, dim: int) -> Row:
+def _checksum(vector: Vectors) -> int:
+    return zlib.crc32(vector.astype("<f4").tobytes())
+
+
+def of_bad(file: BadFile, dim: int) -> Row:
     text = json.dumps({"reason": file.reason[:REASON], "since": file.since})
     return _aside(dim, key=key(BAD, file.path), size=file.size, mtime_ns=file.mtime_ns, text=text)
 
@@ -113,7 +112,7 @@ def bad_file(row: Row) -> BadFile:
     return BadFile(path(row), row["size"], row["mtime_ns"], **json.loads(row["text"]))
 
 
-def forgotten_row(one: Forgotten, dim: int) -> Row:
+def of_forgotten(one: Forgotten, dim: int) -> Row:
     name = key(FORGOTTEN, one.path, one.sha256)
     return _aside(dim, key=name, sha256=one.sha256, tags=sorted(one.tags), text=one.removed)
 
@@ -123,14 +122,5 @@ def forgotten(row: Row) -> Forgotten:
 
 
 def _aside(dim: int, **fields: Any) -> Row:
-    return EMPTY | {"vector": np.eye(1, dim, dtype=np.float32)[0]} | fields
-
-
-def checksum(vector: Vectors) -> int:
-    return zlib.crc32(vector.astype("<f4").tobytes())
-
-
-def vector(row: Row) -> Vectors | None:
-    """(D,), unless it is not what was written."""
-    found = np.array(row["vector"], np.float32)
-    return found if checksum(found) == row["crc"] else None
+    empty = {"image": False, "tags": []} | dict.fromkeys(TEXTS, "") | dict.fromkeys(NUMBERS, 0)
+    return empty | {"vector": np.eye(1, dim, dtype=np.float32)[0]} | fields

@@ -1,8 +1,7 @@
-"""A collection on a Milvus server: asking until there is an answer, one writer, and what errors mean.
+"""A collection on a Milvus server: asking until there is an answer, and one writer at a time.
 
 Milvus has no transactions, and none are imitated. A change is made of upserts and deletes by primary key: sending one
-twice does no harm, so requests are simply repeated while the server is away, and a change that was cut short is
-repaired by making it again. Errors are told apart by their codes.
+twice does no harm, so a request is repeated while the server is away, and a change that was cut short is made again.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import grpc
@@ -27,11 +26,11 @@ from pymilvus.exceptions import ConnectionConfigException, MilvusException
 from cooc.errors import StoreError, StoreLockedError
 from cooc.index.checks import closed, locked, missing, read_only
 from cooc.index.milvus.address import Address
+from cooc.index.store import PAGE, blocks
 
-_T = TypeVar("_T")
 Row = dict[str, Any]
 
-WRITER, KEPT = "cooc.writer", "cooc.kept"  # properties of the collection
+WRITER = "cooc.writer"  # property of the collection
 BEAT, EXPIRY = 60.0, 600.0  # seconds between a working writer's signs of life, and after which it is taken for dead
 SETTLE = 0.2  # seconds after which nobody who saw the writer's place free can still be about to take it
 LIMIT = 16_384  # rows that one request gives at most
@@ -42,7 +41,6 @@ LAG = 10.0  # seconds; more than "Bounded" is ever behind (5 as it comes: common
 NOT_FOUND = 100  # the collection
 DENIED = {1400, 1401, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 REFUSED = {6, 800, 1100, 1101, 1102, 1700, 1701, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
-FINAL = {NOT_FOUND} | DENIED | REFUSED
 
 for _name in ("pymilvus", "milvus_lite"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # they log what they raise as well; we say it once
@@ -51,9 +49,10 @@ for _name in ("pymilvus", "milvus_lite"):
 class Server:
     """One index on a server. Any number of threads may ask; changes come one after another."""
 
+    block = PAGE  # rows in one request
+
     def __init__(self, address: Address) -> None:
-        self.address = address
-        self._mutex = threading.RLock()
+        self.address, self._mutex = address, threading.RLock()
         self._mine: dict[str, Any] = {}  # what the collection says of its writer, if that is us
         self._changed = self._strong = -math.inf  # when we last changed something, and last asked for all there is
         self._client: MilvusClient | None = self._patiently(
@@ -61,67 +60,71 @@ class Server:
         )
 
     def close(self) -> None:
-        if self._client is None:
-            return
-        with suppress(StoreError):  # a place that cannot be given back runs out
-            if self._mine and self._holder().get("token") == self._mine["token"]:
-                self.put({WRITER: "{}"})
-        self._client.close()
-        self._client = None
+        if self._client is not None:
+            with suppress(StoreError):  # a place that cannot be given back runs out
+                if self._mine and self._own():
+                    self.put({WRITER: "{}"})
+            self._client.close()
+            self._client = None
 
-    # requests
-
-    def ask(self, call: str, *arguments: Any, name: str | None = None, **options: Any) -> Any:
+    def ask(self, call: str, *arguments: Any, name: Any = None, **options: Any) -> Any:
         """One of MilvusClient's methods, on this collection if no other is named."""
         if self._client is None:
             raise closed(self.address.place)
-        method = getattr(self._client, call)
-        options = {"timeout": self.address.timeout} | options
+        method, options = getattr(self._client, call), {"timeout": self.address.timeout} | options
         return self._patiently(lambda: method(name or self.address.name, *arguments, **options))
 
-    def query(self, condition: str, fields: list[str], **options: Any) -> list[Row]:
-        return list(self.read("query", filter=condition, output_fields=fields, **options))
+    # rows
 
-    def count(self, condition: str) -> int:
-        return int(self.query(condition, ["count(*)"])[0]["count(*)"])
+    def read(self, call: str, **request: Any) -> Any:
+        """What we changed is always seen, what others did soon. Only a "Strong" read waits for the server's clock,
+        200 ms as it comes: the first one, also after each change. Then "Session" has what we wrote, on every node, but
+        not what we deleted (2.3 does not say when that was); "Bounded" has that too, and is seconds behind at most."""
+        began, strong = time.monotonic(), self._strong <= self._changed
+        level = "Strong" if strong else "Session" if began - self._changed < LAG else "Bounded"
+        found = self.ask(call, consistency_level=level, **request)
+        self._strong = max(self._strong, began) if strong else self._strong
+        return found
 
-    def pages(self, condition: str, fields: list[str], size: int, after: str = "") -> Iterator[Row]:
-        """Rows in the order of their keys. A page may be short, where an upsert is under way: Milvus counts the row
-        that goes and the one that comes, and gives one. Only an empty one is the end."""
+    def rows(self, condition: str, fields: list[str], after: str = "", limit: int = PAGE) -> Iterator[Row]:
+        """In the order of their keys, a page at a time. One may be short, where an upsert is under way: Milvus counts
+        the row that goes and the one that comes, and gives one. Only an empty one is the end."""
         in_order = {"iterator": "True"} if self.address.lite else {}  # as pymilvus' own iterators ask
-        while found := self.query(f'{condition} and key > "{after}"', fields, limit=size, **in_order):
+        options = {"output_fields": fields, "limit": min(limit, self.block)} | in_order
+        while found := self.read("query", filter=f'({condition}) and key > "{after}"', **options):
             yield from found
             after = found[-1]["key"]
 
-    def read(self, call: str, **request: Any) -> Any:
-        """What we changed is always seen, what others did soon.
+    def find(self, field: str, values: Iterable[str], fields: list[str]) -> Iterator[Row]:
+        """Those of these keys or ids."""
+        for part in blocks(dict.fromkeys(values), self.block):
+            asked = f"{field} in {json.dumps(part)}"
+            yield from self.read("query", filter=asked, output_fields=fields, limit=LIMIT)
 
-        A strong read waits for the server's clock, 200 ms as it comes, and so is only the first one, also after each
-        change. From then on "Session" contains what we wrote, on every node and after a restart, but not what we
-        deleted (2.3 does not say when that was); later "Bounded" does, which is seconds behind at most. Neither waits.
-        """
-        began = time.monotonic()
-        strong = self._strong <= self._changed
-        level = "Strong" if strong else "Session" if began - self._changed < LAG else "Bounded"
-        found = self.ask(call, consistency_level=level, **request)
-        if strong:
-            self._strong = max(self._strong, began)
-        return found
+    def count(self, condition: str) -> int:
+        return int(self.read("query", filter=condition, output_fields=["count(*)"])[0]["count(*)"])
 
-    def change(self, call: str, **request: Any) -> None:
+    def upsert(self, changed: Iterable[Row], size: int = 0) -> int:
+        return sum(self.change("upsert", data=block) for block in blocks(changed, size or self.block))
+
+    def delete(self, keys: Iterable[str]) -> int:
+        return sum(self.change("delete", ids=block) for block in blocks(keys, self.block))
+
+    def change(self, call: str, **rows: Any) -> int:
+        """How many rows or keys were given."""
         try:
-            self.ask(call, **request)
+            self.ask(call, **rows)
         finally:
             self._changed = time.monotonic()
+        return sum(map(len, rows.values()))
 
-    def properties(self) -> dict[str, str]:
-        """Those of the collection."""
-        return dict(self.ask("describe_collection")["properties"])
+    def properties(self, name: str | None = None) -> dict[str, str]:
+        return dict(self.ask("describe_collection", name=name)["properties"])
 
     def put(self, properties: dict[str, str]) -> None:
         """Up to 2.3.5, Milvus writes to its disk what there was before a change (its issue 30144). So a second one,
         of nothing, makes the first survive the server."""
-        for part in (properties, {KEPT: ""}):
+        for part in (properties, {"cooc.kept": ""}):
             self.ask("alter_collection_properties", part)
 
     # one writer
@@ -130,15 +133,10 @@ class Server:
         """Take the writer's place (Fischer's way: write your name, wait, and see whether it is still there)."""
         if _alive(holder := self._holder()):
             raise self._locked(holder)
-        mine = {"token": uuid4().hex, "pid": os.getpid(), "machine": _machine()}
-        self._beat(mine)
+        self._mine = {"token": uuid4().hex, "pid": os.getpid(), "machine": _machine()}
+        self._beat()
         time.sleep(SETTLE)
-        if (holder := self._holder()).get("token") != mine["token"]:
-            raise self._locked(holder)
-        self._mine = mine
-
-    def _beat(self, mine: dict[str, Any]) -> None:
-        self.put({WRITER: json.dumps(mine | {"beat": time.time()})})
+        self._own()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -146,50 +144,57 @@ class Server:
         with self._mutex:
             if self._client is None or not self._mine:
                 raise read_only(self.address.place)
-            if (holder := self._holder()).get("token") != self._mine["token"]:
-                raise self._locked(holder)
-            if time.time() - holder["beat"] > BEAT:
-                self._beat(self._mine)
+            if time.time() - self._own()["beat"] > BEAT:
+                self._beat()
             self._strong = -math.inf  # what is read now is written back
             yield
+
+    def _beat(self) -> None:
+        self.put({WRITER: json.dumps(self._mine | {"beat": time.time()})})
 
     def _holder(self) -> dict[str, Any]:
         return dict(json.loads(self.properties().get(WRITER, "{}")))
 
+    def _own(self) -> dict[str, Any]:
+        """What the collection says of its writer: it must be us."""
+        if (holder := self._holder()).get("token") != self._mine["token"]:
+            raise self._locked(holder)
+        return holder
+
     def _locked(self, holder: dict[str, Any]) -> StoreLockedError:
-        who = f"process {holder['pid']} on {holder['machine'].split()[0]}" if "pid" in holder else "it has just begun"
+        who = f"process {holder['pid']} on {holder['machine'].split()[0]}" if holder else "it has just begun"
         expiry = f"; on another machine, its place is free {EXPIRY / 60:.0f} minutes after its last change"
         return locked(self.address.place, who, expiry)
 
     # errors
 
-    def _patiently(self, call: Callable[[], _T]) -> _T:
+    def _patiently(self, call: Callable[[], Any]) -> Any:
         """A server that has just been started, or builds an index, cannot answer for a moment."""
         ends, pause = time.monotonic() + self.address.timeout, 0.1
         while True:
             try:
                 return call()
             except (MilvusException, grpc.RpcError, OSError) as error:
-                if _code(error) in FINAL or time.monotonic() + pause > ends:
+                if _code(error) in {NOT_FOUND} | DENIED | REFUSED or time.monotonic() + pause > ends:
                     raise self._told(error) from error
             time.sleep(pause)
             pause = min(2 * pause, 3.0)
 
     def _told(self, error: BaseException) -> StoreError:
-        """What pymilvus says, as an error of cooc that names the server and the repair."""
-        where, code = self.address.shown, _code(error)
-        text = self.address.hidden(" ".join(str(error).split()))[:300]
+        """What pymilvus says, as an error of cooc that names the server and the repair, and no password."""
+        code, text, token = _code(error), " ".join(str(error).split()), self.address.token
+        for secret in filter(None, (token, token.partition(":")[2])):
+            text = text.replace(secret, "***")
         if code == NOT_FOUND:
             return missing(self.address.place)
+        repair = "What was written is kept: see that the server runs and can be reached, then try again"
         if self.address.lite and isinstance(error, ConnectionConfigException):
             repair = "Another process may have the file open, which takes one only: close it there"
-        elif code in DENIED:
-            repair = "Put user:password@ before the host"
-        elif code in REFUSED:
-            repair = "See that address and server fit together"
-        else:
-            repair = "What was written is kept: see that the server runs and can be reached, then try again"
-        return StoreError(f"The server of {where} could not do it ({text}). {repair}.")
+        elif code in DENIED | REFUSED:
+            repair = (
+                "Put user:password@ before the host" if code in DENIED else "See that address and server fit together"
+            )
+        return StoreError(f"The server of {self.address.shown} could not do it ({text[:300]}). {repair}.")
 
 
 def _code(error: BaseException) -> object:
@@ -207,12 +212,10 @@ def _machine() -> str:
 
 
 def _alive(holder: dict[str, Any]) -> bool:
-    if not holder or time.time() - holder["beat"] > EXPIRY:
-        return False
-    if holder["machine"] == _machine() and os.name == "posix":
-        with suppress(PermissionError):  # it is somebody else's
-            try:
-                os.kill(holder["pid"], 0)
-            except ProcessLookupError:
+    if holder.get("machine") == _machine() and os.name == "posix":
+        try:
+            os.kill(holder["pid"], 0)
+        except OSError as error:
+            if isinstance(error, ProcessLookupError):  # else it is somebody else's
                 return False
-    return True
+    return bool(holder) and time.time() - holder["beat"] < EXPIRY
