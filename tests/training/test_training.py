@@ -484,7 +484,8 @@ def test_what_is_kept_is_the_mean_over_steps() -> None:
         assert float(delta.detach().mean()) == pytest.approx(expected)
     assert float(delta.detach().mean()) == 7
     photos = hold_out(photos, 0)  # without a judge the last epoch is kept
-    runs = [train(cache, photos, config(form="learned", epochs=1, average=average)) for average in (0.0, 0.5)]
+    settings = config(form="learned", epochs=1, options={"margin": 0.5})
+    runs = [train(cache, photos, replace(settings, average=average)) for average in (0.0, 0.5)]
     assert runs[0].history[1]["loss"] == runs[1].history[1]["loss"]  # the steps are the same,
     assert not torch.equal(*(delta_of(run.net) for run in runs))  # what is kept is not
     with pytest.raises(InputError, match="less than 1 of itself"):
