@@ -138,6 +138,7 @@ def _gem(maps: Floats, power: float, eps: float) -> Floats:
 
 
 def _unit(vector: Floats) -> Floats:
-    """Length 1; zeros stay zeros."""
+    """Length 1; zeros stay zeros. Divided by the largest first: squares neither overflow nor vanish."""
+    vector = vector / (np.abs(vector).max() or np.float32(1))
     found: Floats = vector / (np.linalg.norm(vector) or np.float32(1))
     return found

@@ -16,7 +16,7 @@ from cooc.descriptor import Descriptor
 from cooc.errors import CoocError, InputError
 from cooc.files import write_whole
 from cooc.query_network.graph import WEIGHTS, graph_of
-from cooc.query_network.running import ABOUT, NETWORK, WHITENING, QueryNetwork, Settings, checksum, maker, read_settings
+from cooc.query_network.running import ABOUT, NETWORK, WHITENING, QueryNetwork, Settings, checksum, maker
 
 AGREES = 0.999  # the least cosine of what both make of a picture: torch may compute in bfloat16
 
@@ -28,7 +28,7 @@ def keep(descriptor: Descriptor, folder: Path, space: str | None) -> bool:
 
     What cannot be expressed, or not be written, is no error: torch describes the next query, too.
     """
-    if read_settings(folder) is not None:
+    if QueryNetwork.find(folder) is not None:
         return True
     new = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
     try:
