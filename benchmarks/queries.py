@@ -27,8 +27,9 @@ def compare_queries(dataset: Dataset, recipe: str, cache: Path) -> dict[str, Any
     """By vector alone: what geometry proves does not depend on the network."""
     database, asked = plain_vectors(dataset, find_recipe(recipe), BenchOptions(device="cpu", cache=cache))
     with tempfile.TemporaryDirectory() as place:
-        kept = keep(Descriptor.from_pretrained(recipe, device="cpu"), Path(place) / "kept", None)
-        network = QueryNetwork.find(Path(place) / "kept") if kept else None
+        descriptor = Descriptor.from_pretrained(recipe, device="cpu")
+        keep(descriptor, Path(place) / "kept", None)
+        network = QueryNetwork.find(Path(place) / "kept", descriptor.config.size)
         if network is None:
             raise InputError(f"{recipe} is not kept for queries: OpenCV cannot run it.")
         found = network.describe([query.path for query in dataset.queries], [query.box for query in dataset.queries])

@@ -56,7 +56,7 @@ def photos(tmp_path: Path) -> list[Path]:
 
 def kept(made: Descriptor, folder: Path) -> QueryNetwork:
     assert keep(made, folder, "its scores")
-    network = QueryNetwork.find(folder)
+    network = QueryNetwork.find(folder, 160)
     assert network is not None
     return network
 
@@ -197,7 +197,7 @@ def test_what_is_damaged_is_not_used_and_written_again(how: str, tmp_path: Path,
     made, folder = descriptor(), tmp_path / "kept"
     expected = kept(made, folder).describe(photos, [None] * 3)
     damage(folder, how)
-    assert QueryNetwork.find(folder) is None
+    assert QueryNetwork.find(folder, 160) is None
     np.testing.assert_array_equal(kept(made, folder).describe(photos, [None] * 3), expected)
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
 
@@ -205,7 +205,7 @@ def test_what_is_damaged_is_not_used_and_written_again(how: str, tmp_path: Path,
 def test_vectors_that_are_none_are_refused(tmp_path: Path, photos: list[Path]) -> None:
     kept(descriptor(), tmp_path / "kept")
     damage(tmp_path / "kept", "NaN")
-    network = QueryNetwork.find(tmp_path / "kept")
+    network = QueryNetwork.find(tmp_path / "kept", 160)
     assert network is not None
     with pytest.raises(MachineError):
         network.describe(photos[:1], [None])
@@ -214,8 +214,8 @@ def test_vectors_that_are_none_are_refused(tmp_path: Path, photos: list[Path]) -
 def test_a_place_for_each_descriptor() -> None:
     config = find_recipe("resnet-tuned").config.as_dict()
     place = place_of(config, "a")
-    assert place_of(config | {"dtype": "bfloat16"}, "a") == place
-    assert len({place, place_of(config, "b"), place_of(config | {"size": 384}, "a")}) == 3
+    assert place_of(config | {"dtype": "bfloat16", "size": 384}, "a") == place
+    assert len({place, place_of(config, "b"), place_of(config | {"options": {"p": 4}}, "a")}) == 3
 
 
 def test_what_surely_is_the_cpu() -> None:

@@ -228,7 +228,7 @@ class OpenIndex:
             if self._descriptor is not None or not surely_cpu(self._device):
                 return None
             if self._query_network is None:
-                self._query_network = QueryNetwork.find(self._kept_network())
+                self._query_network = QueryNetwork.find(self._kept_network(), self.meta.config["size"])
             return self._query_network
 
     def keep_query_network(self) -> None:

@@ -35,9 +35,8 @@ NETWORK, WHITENING, ABOUT = "network.onnx", "whitening.npy", "about.json"
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything but the weights."""
+    """Everything but the weights, and the size of pictures."""
 
-    size: int  # longest side of a picture
     min_side: int
     mean: list[float]  # of the three colours, in 0..1
     std: list[float]
@@ -58,8 +57,8 @@ def surely_cpu(device: str) -> bool:
 
 
 def place_of(config: Mapping[str, Any], fingerprint: str) -> Path:
-    """The folder of a descriptor with these settings and values; a dtype changes no more than the last digits."""
-    settings = {name: value for name, value in config.items() if name != "dtype"}
+    """The folder of a descriptor with these settings and values, for any size of pictures and any dtype."""
+    settings = {name: value for name, value in config.items() if name not in ("dtype", "size")}
     named = hashlib.sha256(json.dumps([settings, fingerprint], sort_keys=True).encode()).hexdigest()[:32]
     return cache_home() / "queries" / named
 
@@ -86,20 +85,20 @@ def checksum(file: Path) -> int:
 
 
 class QueryNetwork:
-    """See the module. Threads take turns."""
+    """See the module. `size`: the longest side that pictures are reduced to. Threads take turns."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, folder: Path, settings: Settings, size: int) -> None:
+        self.settings, self.size = settings, size
         self._network = cv2.dnn.readNetFromONNX(os.fspath(folder / NETWORK))
         self._whitening: Floats | None = np.load(folder / WHITENING) if (folder / WHITENING).exists() else None
         self._running = threading.Lock()
 
     @classmethod
-    def find(cls, folder: Path) -> QueryNetwork | None:
+    def find(cls, folder: Path, size: int) -> QueryNetwork | None:
         """What is kept there, if it can be used here."""
         settings = read_settings(folder)
         try:
-            return None if settings is None else cls(folder, settings)
+            return None if settings is None else cls(folder, settings, size)
         except (OSError, ValueError, cv2.error):
             return None
 
@@ -109,7 +108,7 @@ class QueryNetwork:
 
     def _vector(self, picture: Picture, box: Box | None) -> Floats:
         settings = self.settings
-        pixels = load_image(picture, size=settings.size, box=box, min_side=settings.min_side)
+        pixels = load_image(picture, size=self.size, box=box, min_side=settings.min_side)
         images = pixels.transpose(2, 0, 1)[None].astype(np.float32, order="C") / np.float32(255)
         images -= np.array(settings.mean, np.float32).reshape(3, 1, 1)
         images /= np.array(settings.std, np.float32).reshape(3, 1, 1)

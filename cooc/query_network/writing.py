@@ -28,7 +28,7 @@ def keep(descriptor: Descriptor, folder: Path, space: str | None) -> bool:
 
     What cannot be expressed, or not be written, is no error: torch describes the next query, too.
     """
-    if QueryNetwork.find(folder) is not None:
+    if QueryNetwork.find(folder, descriptor.config.size) is not None:
         return True
     new = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -42,7 +42,7 @@ def keep(descriptor: Descriptor, folder: Path, space: str | None) -> bool:
         files = {file.name: checksum(file) for file in new.iterdir()}
         about = {"maker": maker(), "files": files, "settings": asdict(settings)}
         write_whole(new / ABOUT, json.dumps(about, indent=1) + "\n")
-        _try(descriptor, QueryNetwork(new, settings))
+        _try(descriptor, QueryNetwork(new, settings, descriptor.config.size))
         shutil.rmtree(folder, ignore_errors=True)
         new.replace(folder)
         return True
@@ -59,7 +59,7 @@ def _settings(descriptor: Descriptor, space: str | None) -> Settings:
         raise InputError("Only GeM of one scale, without a mask, is kept for queries.")
     options = {"p": 3.0, "eps": 1e-6} | dict(config.options)
     mean, std = (x.flatten().tolist() for x in (backbone.mean, backbone.std))
-    return Settings(config.size, backbone.stride, mean, std, options["p"], options["eps"], space)
+    return Settings(backbone.stride, mean, std, options["p"], options["eps"], space)
 
 
 def _try(descriptor: Descriptor, network: QueryNetwork) -> None:
