@@ -16,6 +16,7 @@ from benchmarks.commands.cost import (
     bench_growth,
     bench_maps,
     bench_qualities,
+    bench_queries,
     bench_startup,
 )
 from benchmarks.commands.index import bench_index, bench_search
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "growth": bench_growth,
     "features": bench_features,
     "startup": bench_startup,
+    "queries": bench_queries,
     "duplicates": bench_duplicates,
     "qualities": bench_qualities,
     "calibrate": calibrate,

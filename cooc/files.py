@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, what a file holds in one number, and those that ship with cooc."""
+"""Files that are there whole or not at all, what one holds in one number; what ships, and where others are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import platformdirs
+
 DATA = Path(__file__).parent / "data"  # what ships
+
+
+def cache_home() -> Path:
+    """Where weights, and what is made of them, are kept for this user."""
+    return Path(os.environ.get("COOC_HOME") or platformdirs.user_cache_dir("cooc")).expanduser()
 
 
 def file_hash(path: Path) -> str:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _stays = False
 _loaded: list[tuple[Descriptor, str]] = []  # of the last search, with its fingerprint
+_last: list[ImageSearch] = []  # that has been answered, and whose network is not looked after yet
 
 
 def stay(listening: str, minutes: str, place: str, device: str) -> None:
@@ -55,6 +56,8 @@ def stay(listening: str, minutes: str, place: str, device: str) -> None:
                 with listener.accept()[0] as connection, contextlib.suppress(ConnectionError):
                     connection.settimeout(None)
                     _served(connection, Path(place), loading)
+                loading = threading.Thread(target=_load_last, daemon=True)
+                loading.start()
         except TimeoutError:
             pass
         finally:  # first of all: nobody is to find a socket that nobody answers
@@ -64,10 +67,20 @@ def stay(listening: str, minutes: str, place: str, device: str) -> None:
 def _load(device: str) -> None:
     try:
         if device:
-            with opened(os.environ["COOC_INDEX"], device):
-                pass
+            with opened(os.environ["COOC_INDEX"], device) as search:
+                if not search.config.given:
+                    search.descriptor  # noqa: B018 (so that the first search does not wait for it)
     finally:
         os.chdir("/")
+
+
+def _load_last() -> None:
+    """After an answer that needed no torch: the next one comes sooner by the network itself."""
+    while _last:
+        search = _last.pop()
+        if search.query_network is not None:
+            _loaded[:] = [(search.descriptor, search.meta.weights_hash)]
+        search.keep_query_network()
 
 
 def _served(connection: socket.socket, place: Path, loading: threading.Thread) -> None:
@@ -148,7 +161,11 @@ def opened(index: str, device: str) -> Iterator[ImageSearch]:
         search = ImageSearch.open(index, device=device)
     with search:
         yield search
-        if _stays and not search.config.given:
+        if not _stays:
+            search.keep_query_network()
+            return
+        _last[:] = [search]
+        if search.query_network is None and not search.config.given:
             _loaded[:] = [(search.descriptor, search.meta.weights_hash)]
 
 

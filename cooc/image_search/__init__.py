@@ -12,6 +12,7 @@ while one process, which has opened the index with write=True, changes it.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cooc.errors import ImageError, InputError
+from cooc.errors import ImageError, InputError, MachineError
 from cooc.image_search.changing import ChangingIndex
 from cooc.image_search.opening import DEFAULT_FEATURES, DEFAULT_QUALITY, QUALITIES, Quality, Status
 from cooc.index.away import which_are_away
@@ -43,6 +44,7 @@ from cooc.index.shortlist import (
 from cooc.index.store import Vectors
 from cooc.pictures.boxes import Box, check_box
 from cooc.pictures.decode import Decoded, image_info, is_picture, load_view
+from cooc.query_network.running import surely_cpu
 from cooc.text import find as find_by_text
 from cooc.verification.agreement import Agreement
 from cooc.verification.engines import LONGEST, QUERY, extract
@@ -65,6 +67,8 @@ __all__ = [
     "Results",
     "Status",
 ]
+
+_log = logging.getLogger("cooc")
 
 
 class ImageSearch(ChangingIndex):
@@ -212,6 +216,11 @@ class ImageSearch(ChangingIndex):
 
     def _describe(self, images: list[Any], boxes: list[Box | None]) -> NDArray[np.float32]:
         """One query: the sum of what each picture gives, as a unit vector (D,)."""
+        if all(map(is_picture, images)) and (network := self.query_network) is not None:
+            try:
+                return unit(network.describe(images, boxes).sum(axis=0))
+            except MachineError as error:
+                _log.debug("This query is described by torch: %s", error)
         if self.config.given:
             return unit(self.vectors([self._known(*query) for query in zip(images, boxes, strict=True)]).sum(axis=0))
         return unit(self.descriptor.describe(images, boxes).numpy().sum(axis=0))
@@ -258,6 +267,8 @@ class ImageSearch(ChangingIndex):
         )
 
     def _accelerator(self) -> str | None:
+        if surely_cpu(self._device):
+            return None
         from cooc.activations import resolve_device
 
         device = resolve_device(self._device)

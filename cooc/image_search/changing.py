@@ -103,6 +103,8 @@ class ChangingIndex(OpenIndex):
                 stop=stop,
             )
         self.find_words()
+        if not report.interrupted:
+            self.keep_query_network()
         return report
 
     def find_words(self) -> None:
@@ -265,6 +267,7 @@ class ChangingIndex(OpenIndex):
                 )
                 new.store.compact()
                 new.find_words()
+                new.keep_query_network()
                 lost = len(old.store) - len(new.store)
                 if (report.failed or lost > MISSING * len(old.store)) and not report.interrupted:
                     report.notes.append(

@@ -1,6 +1,7 @@
 """An index that is open, and the descriptor that its vectors were made with: making it, opening it, what it holds.
 
-What torch is needed for is imported where it is used: a search makes its local features while torch is still loading.
+What torch is needed for is imported where it is used: a search on a CPU needs it only where no network for queries was
+kept (`cooc.query_network`), and makes its local features while it loads.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cooc.index.records import Filter, Record, StoreMeta, check_same, several
 from cooc.index.store import Store, Vectors, kept_open
 from cooc.pictures import Folder, is_url, open_collection
 from cooc.pictures.decode import Picture
+from cooc.query_network.running import QueryNetwork, place_of, surely_cpu
 from cooc.verification.extraction import Extraction
 from cooc.verification.words import ENGINE
 
@@ -102,8 +104,9 @@ class OpenIndex:
         self.index_name = without_password(self.index_path)  # what may be shown
         self.collection = open_collection(_root(self.index_path, self.meta))
         self._device = device
-        self._loading = threading.Lock()
+        self._loading, self._opening = threading.Lock(), threading.Lock()  # of a network; of the words
         self._descriptor: Descriptor | None = None
+        self._query_network: QueryNetwork | None = None
         self._words: tuple[int, Inverted] | None = None  # and when the folder was changed
         if descriptor is not None:
             self._use(descriptor, fingerprint)
@@ -117,6 +120,8 @@ class OpenIndex:
     @cached_property
     def space(self) -> str | None:
         """What its calibration is kept by."""
+        if (network := self.query_network) is not None:
+            return network.settings.space
         return self.config.score_space(self.meta.dim, self.meta.weights_hash)
 
     @cached_property
@@ -183,7 +188,7 @@ class OpenIndex:
         folder = words_folder(self.index_path)
         try:
             state = folder.stat().st_mtime_ns
-            with self._loading:
+            with self._opening:
                 if self._words is None or self._words[0] != state:
                     self._words = state, Inverted.open(folder)
                 return self._words[1]
@@ -215,6 +220,26 @@ class OpenIndex:
                     raise
             assert self._descriptor is not None
             return self._descriptor
+
+    @property
+    def query_network(self) -> QueryNetwork | None:
+        """What describes queries on a CPU while the descriptor is not loaded; None where nothing was kept."""
+        with self._loading:
+            if self._descriptor is not None or not surely_cpu(self._device):
+                return None
+            if self._query_network is None:
+                self._query_network = QueryNetwork.find(self._kept_network(), self.meta.config["size"])
+            return self._query_network
+
+    def keep_query_network(self) -> None:
+        """For the processes to come, if this one has loaded the descriptor on a CPU: see `cooc.query_network`."""
+        if self._descriptor is not None and self._descriptor.device.type == "cpu":
+            from cooc.query_network.writing import keep
+
+            keep(self._descriptor, self._kept_network(), self.space)
+
+    def _kept_network(self) -> Path:
+        return place_of(self.meta.config, self.meta.weights_hash)
 
     def _use(self, descriptor: Descriptor, fingerprint: str | None = None) -> None:
         made = replace(

@@ -13,13 +13,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
 from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from cooc.errors import WeightsError
-from cooc.files import file_hash, replacing
+from cooc.files import cache_home, file_hash, replacing
 from cooc.weights.readers import Tensors, features, read_keras_resnet50, read_pth
 from cooc.weights.sources import Download, IndexFile
 from cooc.weights.table import WEIGHTS, content_hash, find_set
@@ -39,7 +38,7 @@ class WeightStatus:
 
 
 def weights_home() -> Path:
-    return Path(os.environ.get("COOC_HOME") or platformdirs.user_cache_dir("cooc")).expanduser() / "weights"
+    return cache_home() / "weights"
 
 
 def _path(name: str) -> Path:

@@ -168,8 +168,19 @@ def test_startup_names_the_steps(benchmarks: Shell, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "answered by it: " in done.out
     found = json.loads((tmp_path / "startup-cpu.json").read_text())
-    assert found["processor seconds of the steps"]["torch"] > 0
-    assert found["answered by it"]["processor seconds"] < found["loading everything"]["processor seconds"]
+    assert found["processor seconds of the steps, by torch"]["torch"] > 0
+    assert found["answered by it"]["processor seconds"] < found["in a fresh process"]["processor seconds"]
+
+
+def test_queries_by_opencv_are_compared(benchmarks: Shell, tmp_path: Path) -> None:
+    folder = write_labelled_folder(tmp_path / "things")
+    options = ("-r", "resnet-gem+size=96", "--cache", tmp_path / "cache", "--results", tmp_path)
+    assert benchmarks("queries", folder, *options).code == 0
+    found = json.loads((tmp_path / "queries-cpu.json").read_text())
+    assert found["least cosine of the two vectors"] > 0.9999
+    assert found["mAP"]["plain"]["OpenCV"] == pytest.approx(found["mAP"]["plain"]["torch"])
+    assert found["queries with the same first 20"] == found["queries"]
+    assert benchmarks("queries", folder, "-r", "light+size=96", *options[2:]).code == 2  # nothing is kept of it
 
 
 def test_duplicates_by_kind(benchmarks: Shell, tmp_path: Path) -> None:

@@ -85,6 +85,26 @@ def test_a_second_search_is_answered_by_the_process_of_the_first(indexed: Path, 
     assert place.stat().st_mode & 0o077 == 0
 
 
+def test_the_first_search_waits_for_no_torch_and_the_next_have_it(
+    tmp_path_factory: pytest.TempPathFactory, place: Path
+) -> None:
+    """The default's network: OpenCV describes the first query, torch is loaded once that is answered."""
+    folder = write_labelled_folder(tmp_path_factory.mktemp("others")) / "jpg"
+    command = [*COOC, "index", folder, "-r", "resnet-tuned+size=96", "--device", "cpu", "--verify", "none", "-q"]
+    subprocess.run(command, check=True)
+
+    def has_torch() -> bool:
+        (process,) = staying(place)
+        return "libtorch" in Path(f"/proc/{process}/maps").read_text()
+
+    first = results(search(folder, folder / "arch_000001.jpg", "--json"))
+    until(has_torch)
+    second = results(search(folder, folder / "arch_000001.jpg", "--json"))
+    assert [match["path"] for match in first["matches"]] == [match["path"] for match in second["matches"]]
+    cold = results(search(folder, folder / "arch_000001.jpg", "--json", minutes="0"))
+    assert cold == first
+
+
 def test_it_ends_by_itself(indexed: Path, place: Path) -> None:
     results(search(indexed, indexed / "arch_000001.jpg", "--json", minutes="0.01"))
     until(lambda: not staying(place))
