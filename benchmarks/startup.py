@@ -31,6 +31,7 @@ from cooc.pictures.folder import list_images
 from cooc.provenance import provenance
 from cooc.vectors import unit_rows
 from cooc.verification.features import pack, unpack
+from cooc.weights import weights_home
 
 STEPS = """
 import json, sys, time
@@ -67,9 +68,11 @@ def measure_startup(folder: Path, recipe: str, pictures: int, rounds: int, fille
             _fill(search, filled)
             features, count = search.meta.features, len(search.store)
         steps, within = _steps("kept", index, queries[: rounds + 1])
-        torch_steps, by_torch = _steps("torch", index, queries[: rounds + 1])
+        steps_by_torch, by_torch = _steps("torch", index, queries[: rounds + 1])
         settings = os.environ | {"COOC_INDEX": str(index), "XDG_RUNTIME_DIR": place}
         cold = [_search(query, settings | {"COOC_WARM": "0"}) for query in queries[:rounds]]
+        without = {"COOC_WARM": "0", "COOC_HOME": str(_home_without(Path(place)))}
+        by_loading = [_search(query, settings | without) for query in queries[:rounds]]
         first, *warm = (_search(query, settings | {"COOC_WARM": "1"}) for query in queries[: rounds + 1])
         (process,) = _staying(place)
         resident = int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
@@ -82,12 +85,13 @@ def measure_startup(folder: Path, recipe: str, pictures: int, rounds: int, fille
         "of these made up": count - pictures,
         "threads": os.environ.get("OMP_NUM_THREADS", "all"),
         "in a fresh process": _median(cold),
+        "in a fresh process that loads torch": _median(by_loading),
         "starting the process that stays": _median([first]),
         "answered by it": _median(warm),
         "next ones in one process": {"seconds": round(statistics.median(within), 2)},
         "next ones in one process, by torch": {"seconds": round(statistics.median(by_torch), 2)},
         "processor seconds of the steps": steps,
-        "processor seconds of the steps, by torch": torch_steps,
+        "processor seconds of the steps, by torch": steps_by_torch,
         "MB that the process holds": round(resident / 1e6),
         "load": round(os.getloadavg()[0], 2),
         **provenance("cpu"),
@@ -121,6 +125,15 @@ def _steps(way: str, index: Path, queries: list[Path]) -> tuple[dict[str, float]
     command = [sys.executable, "-c", STEPS, way, str(index), *map(str, queries)]
     steps, times = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     return steps, times[1:]
+
+
+def _home_without(place: Path) -> Path:
+    """A cache with weights, in which no network for queries can be kept."""
+    home = place / "home"
+    home.mkdir()
+    (home / "weights").symlink_to(weights_home())
+    (home / "queries").touch()
+    return home
 
 
 def _search(query: Path, settings: dict[str, str]) -> tuple[float, float]:

@@ -7,7 +7,8 @@
 Only its user can reach it: its socket lies in a folder that nobody else may enter. It gets the caller's own files,
 folder and environment, runs the same command, and gives the exit code back (`cooc.asking` is the caller's side). It
 ends by itself after minutes without a search, with a search that is interrupted, and where it would hold a GPU's
-memory. A caller that finds it busy, or of another version of the code, searches without it.
+memory. A caller that finds it busy, or of another version of the code, searches without it. A first search need not
+wait for torch (`cooc.query_network`), which is loaded once that is answered.
 """
 
 from __future__ import annotations
@@ -75,11 +76,14 @@ def _load(device: str) -> None:
 
 
 def _load_last() -> None:
-    """After an answer that needed no torch: the next one comes sooner by the network itself."""
+    """After an answer that needed no torch: by torch, the next ones take less of the processor."""
+    from cooc.pictures.malloc import trim
+
     while _last:
         search = _last.pop()
         if search.query_network is not None:
             _loaded[:] = [(search.descriptor, search.meta.weights_hash)]
+            trim()  # of what OpenCV needed
         search.keep_query_network()
 
 

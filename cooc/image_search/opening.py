@@ -249,7 +249,7 @@ class OpenIndex:
             dim=descriptor.dim,
         )
         self._check(made)
-        self._descriptor = descriptor
+        self._descriptor, self._query_network = descriptor, None
 
     def _own_meta(self) -> StoreMeta:
         """With the hash that this version of cooc gives the configuration: settings may have come since it was kept."""

@@ -32,8 +32,9 @@ def keep(descriptor: Descriptor, folder: Path, space: str | None) -> bool:
         return True
     new = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
     try:
-        settings, graph = _settings(descriptor, space), graph_of(descriptor.backbone.network)
+        settings = _settings(descriptor, space)
         new.mkdir(parents=True)
+        graph = graph_of(descriptor.backbone.network)
         write_whole(new / NETWORK, graph.onnx)
         write_whole(new / WEIGHTS, graph.weights)
         if descriptor.whitening is not None:
