@@ -347,6 +347,8 @@ def read_artefact(folder: Path) -> Recipe:
 def _old_run(folder: Path) -> Recipe:
     """What `cooc train` left before it wrote artefacts: the recipe's name, a filter and a whitening."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    if "judged" in run:  # by then it wrote one, unless nothing was gained
+        raise FileNotFoundError(folder / ARTEFACT)
     trained, searching = DescriptorConfig.from_dict(run["config"]["descriptor"]), find_recipe(run["recipe"]).config
     config = trained.replace(size=searching.size, scales=searching.scales, dtype="auto")
     if "filter" in run:

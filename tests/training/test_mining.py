@@ -14,6 +14,7 @@ from torch import Tensor
 from cooc.datasets.photos import Photos
 from cooc.errors import InputError
 from cooc.image_search import ImageSearch
+from cooc.recipes import find_recipe
 from cooc.training.mining import mine_pairs
 from cooc.verification.features import unpack
 from cooc.verification.probability import PROVEN, same_thing
@@ -125,5 +126,7 @@ def test_what_does_not_help_is_not_kept(
     assert (run["recipe"], run["config"]["descriptor"]["size"]) == (RECIPE, 64)
     assert run["judged"]["better"] is False
     assert {file.name for file in tmp_path.iterdir()} == {"run.json", "log.jsonl", "checkpoint.pt"}
+    with pytest.raises(InputError, match="There is no descriptor"):
+        find_recipe(str(tmp_path))
     both = cooc("train", "--index", index, "--data", index.parent, "-o", tmp_path)
     assert "give one of them" in both.err
