@@ -57,7 +57,7 @@ def stay(listening: str, minutes: str, place: str, device: str) -> None:
                 with listener.accept()[0] as connection, contextlib.suppress(ConnectionError):
                     connection.settimeout(None)
                     _served(connection, Path(place), loading)
-                loading = threading.Thread(target=_load_last, daemon=True)
+                loading = threading.Thread(target=_load_last, args=(loading,), daemon=True)
                 loading.start()
         except TimeoutError:
             pass
@@ -75,10 +75,13 @@ def _load(device: str) -> None:
         os.chdir("/")
 
 
-def _load_last() -> None:
-    """After an answer that needed no torch: by torch, the next ones take less of the processor."""
+def _load_last(before: threading.Thread) -> None:
+    """After an answer that needed no torch: by torch, the next ones take less of the processor.
+
+    `before`: what is loading still, for a caller may have come and gone meanwhile."""
     from cooc.pictures.malloc import trim
 
+    before.join()
     while _last:
         search = _last.pop()
         if search.query_network is not None:
