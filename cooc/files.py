@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-import platformdirs
-
 DATA = Path(__file__).parent / "data"  # what ships
 
 
 def cache_home() -> Path:
     """Where weights, and what is made of them, are kept for this user."""
+    import platformdirs  # processes that decode pictures have no use for it
+
     return Path(os.environ.get("COOC_HOME") or platformdirs.user_cache_dir("cooc")).expanduser()
 
 
