@@ -30,6 +30,8 @@ HEADER = struct.Struct("<3sBBBHIII")  # magic, version, bits, length of the engi
 CHECKSUM = struct.Struct("<I")
 STEPS = 65535  # of a coordinate
 OCTAVE, SMALLEST = 16, -4  # steps of a scale in an octave; log2 of the smallest scale, in pixels
+SCALES = np.exp2(np.arange(256, dtype=np.float32) / OCTAVE + SMALLEST)
+ANGLES = np.arange(256, dtype=np.float32) * np.float32(360 / 256)
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,8 @@ def _read(data: bytes, start: int) -> tuple[LocalFeatures, int]:
     descriptors = np.frombuffer(data, np.uint8, count * row, place + 6 * count).reshape(count, row)
     features = LocalFeatures(
         points=position.astype(np.float32) * (np.array([width, height], np.float32) / np.float32(STEPS)),
-        scales=np.exp2(scale.astype(np.float32) / OCTAVE + SMALLEST),
-        angles=angle.astype(np.float32) * np.float32(360 / 256),
+        scales=SCALES[scale],
+        angles=ANGLES[angle],
         descriptors=_widen(descriptors, dim) if bits == 4 else descriptors,
         width=width,
         height=height,

@@ -25,7 +25,7 @@ from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
 from cooc.verification.matching import Matches
 from cooc.verification.support import evidence, inside, support
-from cooc.verification.transforms import Matrix, Points, local_maps, moved, project
+from cooc.verification.transforms import Matrix, Points, areas, distances, local_maps, moved, project, stretches
 
 Indices = NDArray[np.int64]
 
@@ -114,7 +114,7 @@ def _inliers(here: LocalFeatures, there: LocalFeatures, transform: Matrix, near:
 
     Most pairs of pictures are wrong ones, and have too few already by their places: the rest is looked at for others.
     """
-    kept = np.flatnonzero(((project(transform, here.points) - there.points) ** 2).sum(1) <= near**2)
+    kept = np.flatnonzero(distances(project(transform, here.points), there.points) <= near)
     if len(kept) < FEWEST:
         return kept
     mine, other = here.take(kept), there.take(kept)
@@ -125,8 +125,8 @@ def _inliers(here: LocalFeatures, there: LocalFeatures, transform: Matrix, near:
     if len(kept) < FEWEST:
         return kept
     for points in (here.points / max(here.size), there.points / max(there.size)):
-        cell = np.round(points[kept] * 400).astype(np.int64)  # a feature with two directions is one point
-        kept = kept[np.sort(np.unique(cell, axis=0, return_index=True)[1])]
+        across, down = np.round(points[kept].T * 400).astype(np.int64)  # a feature with two directions is one point
+        kept = kept[np.sort(np.unique(across << 32 | down, return_index=True)[1])]
     return kept
 
 
@@ -137,10 +137,10 @@ def plausible(transform: Matrix, here: LocalFeatures, there: LocalFeatures) -> b
     and the inliers may not lie within the tolerance of one line, in either picture.
     """
     maps = local_maps(transform, here.points)
-    stretch = np.linalg.svd(maps, compute_uv=False)
-    if (np.linalg.det(maps) <= 0).any() or (stretch[:, 0] > NARROWEST * stretch[:, 1]).any():
+    most, least = stretches(maps)
+    if (areas(maps) <= 0).any() or (most > NARROWEST * least).any():
         return False
-    growth = np.sqrt(stretch.prod(1)) * max(here.size) / max(there.size)
+    growth = np.sqrt(most * least) * max(here.size) / max(there.size)
     if growth.max() > LARGEST or growth.min() < 1 / LARGEST:
         return False
     for side in (here, there):

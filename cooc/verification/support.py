@@ -17,6 +17,8 @@ light one in ten, so that a cell with a few features says little (measured: docs
 
 from __future__ import annotations
 
+import math
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 from cooc.verification.coding import vectors
 from cooc.verification.engine import Engine
 from cooc.verification.features import LocalFeatures
-from cooc.verification.transforms import Matrix, Points, moved, project
+from cooc.verification.transforms import Matrix, Points, distances, moved, project
 
 Indices = NDArray[np.int64]
 
@@ -48,24 +50,20 @@ def near_pairs(here: Points, there: Points, near: float) -> tuple[Indices, Indic
     """All pairs (i, j) of points no more than `near` apart: each looks only into the cells around its own."""
     if not len(here) or not len(there):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    low = there.min(0) - near
-    across, down = np.floor((there.max(0) + near - low) / near).astype(np.int64) + 1
-    column, row = np.floor((there - low) / near).astype(np.int64).T
-    order = np.argsort(column * down + row, kind="stable")
-    keys = (column * down + row)[order]
-    inside = np.flatnonzero((here >= low).all(1) & (here <= there.max(0) + near).all(1))
-    column, row = np.floor((here[inside] - low) / near).astype(np.int64).T
-    found = []
-    for right in (-1, 0, 1):
-        for below in (-1, 0, 1):
-            wanted = (column + right) * down + row + below
-            wanted[(column + right < 0) | (column + right >= across) | (row + below < 0) | (row + below >= down)] = -1
-            first, last = np.searchsorted(keys, wanted, "left"), np.searchsorted(keys, wanted, "right")
-            count = last - first
-            start = np.repeat(first - np.cumsum(count) + count, count)
-            found.append((np.repeat(inside, count), order[start + np.arange(count.sum())]))
-    i, j = (np.concatenate(side) for side in zip(*found, strict=True))
-    close = ((here[i] - there[j]) ** 2).sum(1) <= near**2
+    low, high = there.min(0) - 2 * near, there.max(0) + 2 * near  # so that the cells at the edges are empty
+    across, down = ((high - low) / near).astype(np.int64) + 1
+    column, row = ((there - low) / near).astype(np.int64).T
+    cells = column * down + row
+    order = np.argsort(cells, kind="stable")
+    before = np.append(0, np.cumsum(np.bincount(cells, minlength=across * down)))  # of `order`, those of earlier cells
+    inside = np.flatnonzero(_between(here, low + near, high - near))
+    column, row = ((here[inside] - low) / near).astype(np.int64).T
+    cell = column * down + row + down * np.array([[-1], [0], [1]])  # with those above and below, all cells around it
+    first, last = before[cell - 1].ravel(), before[cell + 2].ravel()
+    count = last - first
+    start = np.repeat(first - np.cumsum(count) + count, count)
+    i, j = np.repeat(np.tile(inside, 3), count), order[start + np.arange(count.sum())]
+    close = distances(here[i], there[j]) <= near
     return i[close], j[close]
 
 
@@ -107,10 +105,9 @@ def inside(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, poin
 
 def _count(points: Points, low: Points, high: Points, cells: int) -> NDArray[np.float64]:
     """How many of the points lie in each of cells x cells between two corners, both of which count."""
-    place = np.floor((points - low) * cells / np.maximum(high - low, 1e-6))
-    place = np.where(points == high, cells - 1, place)
-    place = place[((place >= 0) & (place < cells)).all(1)].astype(np.int64)
-    return np.bincount(place[:, 0] * cells + place[:, 1], minlength=cells * cells).astype(np.float64)
+    inner = points[_between(points, low, high)]
+    column, row = np.minimum((inner - low) * cells / np.maximum(high - low, 1e-6), cells - 1).astype(np.int64).T
+    return np.bincount(column * cells + row, minlength=cells * cells).astype(np.float64)
 
 
 def _within(hull: Points, low: Points, high: Points) -> NDArray[np.bool_]:
@@ -123,16 +120,23 @@ def _within(hull: Points, low: Points, high: Points) -> NDArray[np.bool_]:
 
 
 def _shown(points: Points, picture: LocalFeatures) -> NDArray[np.bool_]:
-    return np.asarray(((points >= 0) & (points <= np.array(picture.size))).all(1))
+    return _between(points, np.zeros(2), np.array(picture.size))
+
+
+def _between(points: Points, low: NDArray[np.floating], high: NDArray[np.floating]) -> NDArray[np.bool_]:
+    (x, y), (left, top), (right, bottom) = points.T, low, high
+    return np.asarray((x >= left) & (y >= top) & (x <= right) & (y <= bottom))
 
 
 def _dealt(chance: NDArray[np.float64], filled: int) -> float:
     """How many points, dealt to cells by `chance`, fill `filled` of them on average."""
     few, many = 0.1, 1e5
+    with np.errstate(divide="ignore"):
+        missed = np.log1p(-chance)  # by one point; -inf where a cell has all of them
     for _ in range(40):  # the mean number of cells filled grows with the points: halve the (logarithmic) range
-        middle = np.sqrt(few * many)
-        if (1 - (1 - chance) ** middle).sum() < filled:
+        middle = math.sqrt(few * many)
+        if len(missed) - np.exp(middle * missed).sum() < filled:
             few = middle
         else:
             many = middle
-    return float(few)
+    return few

@@ -15,17 +15,42 @@ TINY = 1e-9
 
 def project(transform: Matrix, points: Points) -> Points:
     """Where the transform takes points (N, 2); very far away, where it takes them to the horizon."""
-    mapped = points.astype(np.float64) @ transform[:, :2].T + transform[:, 2]
-    depth = np.where(np.abs(mapped[:, 2:]) < TINY, TINY, mapped[:, 2:])
-    return (mapped[:, :2] / depth).astype(np.float32)
+    return np.stack(_mapped(transform, points)[:2], 1).astype(np.float32)
 
 
 def local_maps(transform: Matrix, points: Points) -> Matrix:
     """(N, 2, 2): the transform's Jacobian at each point."""
-    mapped = points.astype(np.float64) @ transform[:, :2].T + transform[:, 2]
-    depth = np.where(np.abs(mapped[:, 2]) < TINY, TINY, mapped[:, 2])
-    place = mapped[:, :2] / depth[:, None]
-    return np.asarray((transform[:2, :2] - place[:, :, None] * transform[2, :2]) / depth[:, None, None])
+    x, y, depth = _mapped(transform, points)
+    (a, b), (c, d), (e, f) = transform[:, :2]
+    rows = ((a - x * e) / depth, (b - x * f) / depth), ((c - y * e) / depth, (d - y * f) / depth)
+    return np.moveaxis(np.array(rows), 2, 0)
+
+
+def _mapped(transform: Matrix, points: Points) -> tuple[Matrix, Matrix, Matrix]:
+    """x and y (N,) of where points come to lie, and by what these were divided. A column at a time: rows are short."""
+    x, y = points.T.astype(np.float64)
+    across, down, depth = (row[0] * x + row[1] * y + row[2] for row in transform)
+    depth = np.where(np.abs(depth) < TINY, TINY, depth)
+    return across / depth, down / depth, depth
+
+
+def distances(here: Points, there: Points) -> Points:
+    """(N,): from each point to its partner."""
+    across, down = (here - there).T
+    return np.hypot(across, down)
+
+
+def areas(maps: Matrix) -> Matrix:
+    """(N,): how much each of maps (N, 2, 2) enlarges; negative for one that mirrors."""
+    return np.asarray(maps[:, 0, 0] * maps[:, 1, 1] - maps[:, 0, 1] * maps[:, 1, 0])
+
+
+def stretches(maps: Matrix) -> tuple[Matrix, Matrix]:
+    """By how much each of maps (N, 2, 2) stretches most and least: its singular values."""
+    half = np.einsum("nij,nij->n", maps, maps) / 2
+    area = np.abs(areas(maps))
+    most = np.sqrt(half + np.sqrt(np.maximum(half**2 - area**2, 0)))
+    return most, area / np.maximum(most, np.finfo(float).tiny)
 
 
 def moved(transform: Matrix, features: LocalFeatures) -> tuple[Points, Matrix, Matrix]:
@@ -34,10 +59,10 @@ def moved(transform: Matrix, features: LocalFeatures) -> tuple[Points, Matrix, M
     A feature that the transform mirrors has no scale: -inf.
     """
     maps = local_maps(transform, features.points)
-    area = np.linalg.det(maps)
+    area = areas(maps)
     scale = np.log2(features.scales) + 0.5 * np.log2(
         np.maximum(area, 0), out=np.full(len(area), -np.inf), where=area > 0
     )
     radians = np.deg2rad(features.angles)
-    direction = np.einsum("nij,nj->ni", maps, np.stack([np.cos(radians), np.sin(radians)], 1))
-    return project(transform, features.points), scale, np.rad2deg(np.arctan2(direction[:, 1], direction[:, 0]))
+    right, down = (maps[:, row, 0] * np.cos(radians) + maps[:, row, 1] * np.sin(radians) for row in (0, 1))
+    return project(transform, features.points), scale, np.rad2deg(np.arctan2(down, right))
