@@ -104,7 +104,7 @@ def _fill(search: ImageSearch, count: int) -> None:
     if count <= len(ids):
         return
     vectors = search.vectors(ids)
-    real = [unpack(code)[0] for code in search.store.features(ids) if code is not None]
+    real = [unpack(code)[0].take(slice(None)) for code in search.store.features(ids) if code is not None]
     pool = np.concatenate([features.descriptors for features in real])
     for numbers in blocks(range(len(ids), count), 500):
         records, codes = [], []

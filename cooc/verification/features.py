@@ -14,7 +14,8 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -72,12 +73,14 @@ class LocalFeatures:
 
     def take(self, which: Any) -> LocalFeatures:
         """Some of them: a slice (`take(slice(500))` are the 500 best), a mask or indices."""
-        return replace(
-            self,
+        return LocalFeatures(
             points=self.points[which],
             scales=self.scales[which],
             angles=self.angles[which],
             descriptors=self.descriptors[which],
+            width=self.width,
+            height=self.height,
+            engine=self.engine,
         )
 
     def to_bytes(self, bits: int = 4) -> bytes:
@@ -101,6 +104,42 @@ class LocalFeatures:
         if len(features) != 1:
             raise InputError(f"The code holds local features of {len(features)} engines, not of one: use unpack().")
         return features[0]
+
+
+class Coded(LocalFeatures):
+    """The same as a code has them: decoded when they are looked at, which of most pictures only a GPU does."""
+
+    def __init__(self, data: bytes, start: int, bits: int, count: int, dim: int, size: tuple[int, int], engine: str):
+        row = (dim + 1) // 2 if bits == 4 else dim
+        places = np.frombuffer(data, np.uint8, 6 * count, start)
+        codes = np.frombuffer(data, np.uint8, count * row, start + 6 * count).reshape(count, row)
+        width, height = size
+        vars(self).update(places=places, codes=codes, bits=bits, dim=dim, width=width, height=height, engine=engine)
+
+    places: Bytes  # (6 N,): positions, then scales, then angles
+    codes: Bytes  # (N, D), or half of that for 4 bits
+    bits: int
+    dim: int
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @cached_property
+    def points(self) -> Floats:
+        position = self.places[: 4 * len(self)].view("<u2").reshape(-1, 2)
+        return position.astype(np.float32) * (np.array(self.size, np.float32) / np.float32(STEPS))
+
+    @cached_property
+    def scales(self) -> Floats:
+        return SCALES[self.places[4 * len(self) : 5 * len(self)]]
+
+    @cached_property
+    def angles(self) -> Floats:
+        return ANGLES[self.places[5 * len(self) :]]
+
+    @cached_property
+    def descriptors(self) -> Bytes:
+        return _widen(self.codes, self.dim) if self.bits == 4 else self.codes
 
 
 def pack(features: Iterable[LocalFeatures], bits: int = 4) -> bytes:
@@ -131,22 +170,11 @@ def _read(data: bytes, start: int) -> tuple[LocalFeatures, int]:
         raise _damage(f"{end + CHECKSUM.size - start} bytes are needed, {len(data) - start} are there")
     if zlib.crc32(memoryview(data)[start:end]) != CHECKSUM.unpack_from(data, end)[0]:
         raise _damage("its checksum is wrong")
-    place = start + HEADER.size
-    engine = data[place : place + letters].decode()
-    place += letters
-    position = np.frombuffer(data, "<u2", 2 * count, place).reshape(count, 2)
-    scale, angle = np.frombuffer(data, np.uint8, 2 * count, place + 4 * count).reshape(2, count)
-    descriptors = np.frombuffer(data, np.uint8, count * row, place + 6 * count).reshape(count, row)
-    features = LocalFeatures(
-        points=position.astype(np.float32) * (np.array([width, height], np.float32) / np.float32(STEPS)),
-        scales=SCALES[scale],
-        angles=ANGLES[angle],
-        descriptors=_widen(descriptors, dim) if bits == 4 else descriptors,
-        width=width,
-        height=height,
-        engine=engine,
-    )
-    return features, end + CHECKSUM.size
+    if min(width, height) < 1:
+        raise _damage(f"it is of a picture of {width} x {height} pixels")
+    place = start + HEADER.size + letters
+    engine = data[start + HEADER.size : place].decode()
+    return Coded(data, place, bits, count, dim, (width, height), engine), end + CHECKSUM.size
 
 
 def _narrow(descriptors: Bytes) -> Bytes:

@@ -3,14 +3,13 @@
 A full comparison looks at all pairs of features, three million of them. Here a feature of a picture is compared only
 with those of the query that lie near the same coarse centre of the vocabulary (`words.py`): a twentieth of the pairs.
 Each match tells by itself how things are moved, turned and scaled there. Where enough of the others agree with one of
-them, the pictures are compared in full, and only that comparison counts. On a GPU comparing is cheap and the geometry,
-on the CPU, is not: there all features are compared, and the vote alone is the first look.
+them, the pictures are compared in full, and only that comparison counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,6 @@ from cooc.verification.features import LocalFeatures
 from cooc.verification.geometry import TOLERANCE
 from cooc.verification.matching import SAME, Matches
 from cooc.verification.words import ENGINE, SIDE, vocabulary
-
-if TYPE_CHECKING:  # imported where a GPU looks: on a CPU a search verifies while torch is still loading
-    import torch
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -95,35 +91,6 @@ def is_promising(query: LocalFeatures, picture: LocalFeatures, matches: Matches)
     off = np.abs(there[one] + way - there[two])
     agreed = one[off <= 2 * TOLERANCE * max(picture.size) + LOOSE * np.abs(way)]
     return bool(np.bincount(agreed).max(initial=0) >= ENOUGH)
-
-
-def promising_on_device(
-    query: LocalFeatures, pictures: Sequence[LocalFeatures], found: Sequence[Matches], device: str | torch.device
-) -> list[bool]:
-    """`is_promising` of many pictures at once, by torch on `device`."""
-    import torch
-
-    pairs = [(mine[:MOST], other[:MOST]) for mine, other in found]
-    empty = (len(pairs), max((len(mine) for mine, _ in pairs), default=0))
-    if 0 in empty:
-        return [False] * len(pairs)
-    growth, turn = np.full(empty, np.nan, np.float32), np.zeros(empty, np.float32)  # nothing agrees with NaN
-    here, there = np.zeros(empty, np.complex64), np.zeros(empty, np.complex64)
-    for n, ((mine, other), picture) in enumerate(zip(pairs, pictures, strict=True)):
-        row = n, slice(len(mine))
-        growth[row] = np.log2(picture.scales[other] / query.scales[mine])
-        turn[row] = picture.angles[other] - query.angles[mine]
-        here[row], there[row] = _plane(query.points[mine]), _plane(picture.points[other])
-    size, grown, turned, start, end = (
-        torch.from_numpy(a).to(device)
-        for a in (np.array([max(p.size) for p in pictures], np.float32), growth, turn, here, there)
-    )
-    alike = (grown[:, :, None] - grown[:, None]).abs() <= ENGINES[ENGINE].octaves
-    alike &= ((turned[:, :, None] - turned[:, None] + 180) % 360 - 180).abs() <= ENGINES[ENGINE].turn
-    way = torch.polar(2**grown, turned.deg2rad())[:, :, None] * (start[:, None] - start[:, :, None])
-    off = (end[:, :, None] + way - end[:, None]).abs()
-    alike &= off <= 2 * TOLERANCE * size[:, None, None] + LOOSE * way.abs()
-    return list((alike.sum(2).amax(1) >= ENOUGH).tolist())
 
 
 def _plane(points: Floats) -> NDArray[np.complex64]:

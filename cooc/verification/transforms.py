@@ -37,7 +37,7 @@ def _mapped(transform: Matrix, points: Points) -> tuple[Matrix, Matrix, Matrix]:
 def distances(here: Points, there: Points) -> Points:
     """(N,): from each point to its partner."""
     across, down = (here - there).T
-    return np.hypot(across, down)
+    return np.asarray(np.hypot(across, down))
 
 
 def areas(maps: Matrix) -> Matrix:

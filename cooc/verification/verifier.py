@@ -23,8 +23,8 @@ from cooc.errors import InputError
 from cooc.verification.agreement import Agreement, no_agreement
 from cooc.verification.features import LocalFeatures
 from cooc.verification.geometry import agree
-from cooc.verification.matching import match, match_on_device
-from cooc.verification.screening import Sought, is_promising, promising_on_device, rough_matches, sought
+from cooc.verification.matching import match
+from cooc.verification.screening import Sought, is_promising, rough_matches, sought
 from cooc.verification.words import ENGINE
 
 AT_ONCE = 30  # pictures that one thread screens together
@@ -55,29 +55,32 @@ def verify(
         for part in query:
             own = [(n, other) for n, sets in enumerate(pictures) for other in sets if other.engine == part.engine]
             if device is None and screened and part.engine == ENGINE:
-                lookup, many = sought(part), [(n, other) for n, other in own if len(part) * len(other) >= MANY]
+                lookup, many = sought(part), [(n, other) for n, other in own if _many(part, other)]
                 for some in (many[start : start + AT_ONCE] for start in range(0, len(many), AT_ONCE)):
                     numbers, others = [n for n, _ in some], [other for _, other in some]
                     looks.append((numbers, pool.submit(_screened, part, lookup, others)))
-                own = [(n, other) for n, other in own if len(part) * len(other) < MANY]
+                own = [(n, other) for n, other in own if not _many(part, other)]
             if device is None:
                 jobs += [(number, pool.submit(_agreement, part, other)) for number, other in own]
                 continue
-            others = [other for _, other in own]
-            found = match_on_device(part, others, device)
-            looked = screened and part.engine == ENGINE
-            worth = promising_on_device(part, others, found, device) if looked else [True] * len(own)
-            for (number, other), matches, good in zip(own, found, worth, strict=True):
-                if good or len(part) * len(other) < MANY:
-                    jobs.append((number, pool.submit(agree, part, other, matches)))
-                elif best[number] is None:
-                    best[number] = no_agreement(part, other, len(matches.query))
+            from cooc.verification.on_device import match_on_device
+
+            for looked in (False, True):
+                some = [(n, p) for n, p in own if looked == (screened and part.engine == ENGINE and _many(part, p))]
+                found = match_on_device(part, [other for _, other in some], device, screened=looked)
+                for (number, other), matches in zip(some, found, strict=True):
+                    if matches is not None:
+                        jobs.append((number, pool.submit(agree, part, other, matches)))
         found_by_looks = ((n, one) for numbers, job in looks for n, one in zip(numbers, job.result(), strict=True))
         for number, agreement in itertools.chain(found_by_looks, ((number, job.result()) for number, job in jobs)):
             before = best[number]
             if before is None or agreement.strength > before.strength:
                 best[number] = agreement
     return [agreement or no_agreement(query[0]) for agreement in best]
+
+
+def _many(query: LocalFeatures, picture: LocalFeatures) -> bool:
+    return len(query) * len(picture) >= MANY
 
 
 def _agreement(query: LocalFeatures, picture: LocalFeatures) -> Agreement:

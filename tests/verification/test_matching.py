@@ -5,7 +5,8 @@ import pytest
 
 from cooc.verification.coding import quantise, unit, vectors
 from cooc.verification.features import LocalFeatures
-from cooc.verification.matching import match, match_on_device
+from cooc.verification.matching import match
+from cooc.verification.on_device import match_on_device
 from tests.reference import verification as reference
 
 
@@ -63,7 +64,7 @@ def test_more_rows_than_a_block_are_matched_alike(monkeypatch: pytest.MonkeyPatc
 def test_more_pictures_than_a_batch_are_matched_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     query, pictures = sets([20, 30, 10, 0, 25], seed=3)
     whole = match_on_device(query, pictures, "cpu")
-    monkeypatch.setattr("cooc.verification.matching.BATCH", 2500)
+    monkeypatch.setattr("cooc.verification.on_device.BATCH", 2500)
     for a, b in zip(whole, match_on_device(query, pictures, "cpu"), strict=True):
         assert a.query.tolist() == b.query.tolist()
 

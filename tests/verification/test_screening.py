@@ -7,8 +7,9 @@ from cooc.verification.coding import vectors
 from cooc.verification.engines import extract
 from cooc.verification.features import LocalFeatures
 from cooc.verification.geometry import TOLERANCE
-from cooc.verification.matching import Matches
-from cooc.verification.screening import ENOUGH, LOOSE, is_promising, promising_on_device, rough_matches, sought
+from cooc.verification.matching import Matches, match
+from cooc.verification.on_device import match_on_device
+from cooc.verification.screening import ENOUGH, LOOSE, is_promising, rough_matches, sought
 from cooc.verification.verifier import verify
 from cooc.verification.words import SIDE
 from tests.reference.verification import mutual_matches
@@ -79,10 +80,25 @@ def test_enough_matches_that_agree_with_one_of_them_are_promising(
         few = Matches(matches.query[:60], matches.picture[:60])
         assert is_promising(query, picture, few) == (most_votes(query, picture, few) >= ENOUGH)
     assert [is_promising(query, *pair) for pair in zip(pictures, rough, strict=True)] == [False, True, False, False]
-    assert promising_on_device(query, pictures, rough, "cpu") == [False, True, False, False]
-    assert promising_on_device(query, pictures[3:], rough[3:], "cpu") == [False]
     alone = Matches(rough[1].query[:4], rough[1].picture[:4])
     assert not is_promising(query, pictures[1], alone)  # whatever they agree in: four are not enough
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_device_decodes_matches_and_votes_as_the_cpu_does(
+    query: LocalFeatures, pictures: list[LocalFeatures], coded: bool
+) -> None:
+    kept = [LocalFeatures.from_bytes(picture.to_bytes()) for picture in pictures]
+    given = kept if coded else [picture.take(slice(None)) for picture in kept]
+    found = match_on_device(query, given, "cpu", screened=True)
+    expected = [matches if is_promising(query, p, matches := match(query, p)) else None for p in kept]
+    assert [matches is not None for matches in found] == [False, True, False, False]
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert one.query.tolist() == other.query.tolist()
+            assert one.picture.tolist() == other.picture.tolist()
+    assert match_on_device(query, given[3:], "cpu", screened=True) == [None]
 
 
 def test_what_passes_agrees_as_it_does_in_full(query: LocalFeatures, pictures: list[LocalFeatures]) -> None:

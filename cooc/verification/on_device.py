@@ -1,0 +1,138 @@
+"""A query matched with many pictures at once, by torch on a GPU. It imports torch: a search on a CPU needs none.
+
+    matches = match_on_device(query, pictures, "cuda", screened=True)     # for each picture; None: not worth a look
+
+Comparing is cheap there and the geometry, on the CPU, is not. So all features are compared, and the vote of
+`screening.is_promising` is the first look, both before anything comes back. What a code has of a picture goes to the
+GPU as it is and is decoded there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cooc.verification.engines import ENGINES
+from cooc.verification.features import OCTAVE, SMALLEST, STEPS, Bytes, Coded, LocalFeatures
+from cooc.verification.geometry import TOLERANCE
+from cooc.verification.matching import NONE, SAME, Matches, rule_of
+from cooc.verification.screening import ENOUGH, LOOSE, MOST
+from cooc.verification.words import ENGINE
+
+BATCH = 1 << 28  # similarities at a time: a gigabyte
+
+
+class Placed(NamedTuple):
+    """Features on a device. Of B pictures, padded to the length of the longest, each tensor begins with (B, N)."""
+
+    rows: Tensor  # (..., D) unit vectors
+    places: Tensor  # (...) complex: x + iy
+    growths: Tensor  # (...) log2 of the scales
+    angles: Tensor  # (...) degrees
+
+
+def match_on_device(
+    query: LocalFeatures,
+    pictures: Sequence[LocalFeatures],
+    device: str | torch.device,
+    *,
+    ratio: float | None = None,
+    similarity: float | None = None,
+    screened: bool = False,
+) -> list[Matches | None]:
+    """`match` with each of many pictures. `screened`: None instead of matches where `is_promising` says no."""
+    ratio, similarity = rule_of(query, ratio, similarity)
+    longest = max((len(p) for p in pictures), default=0)
+    if not len(query) or not longest:
+        return [None if screened else NONE for _ in pictures]
+    own = _placed([query], torch.device(device))
+    found: list[Matches | None] = []
+    step = max(1, BATCH // (len(query) * longest))
+    for some in (pictures[start : start + step] for start in range(0, len(pictures), step)):
+        counts = torch.tensor([len(p) for p in some]).to(device)
+        starts = torch.cumsum(counts, 0) - counts
+        inside = torch.arange(longest, device=device)
+        flat = _placed(some, torch.device(device))
+        others = Placed(*(part[(starts[:, None] + inside).clamp_max(len(part) - 1)] for part in flat))
+        mine, other, taken = _matched(own.rows, others.rows, counts, ratio, similarity)
+        if screened:
+            size = torch.tensor([max(p.size) for p in some]).to(device)
+            worth = _promising(own, others, mine[:, :MOST], other[:, :MOST], taken, size).tolist()
+        else:
+            worth = [True] * len(some)
+        good = [n for n, is_good in enumerate(worth) if is_good]
+        here, there, count = (part[good].cpu().numpy() for part in (mine, other, taken))
+        kept = {n: Matches(here[row, : count[row]], there[row, : count[row]]) for row, n in enumerate(good)}
+        found += [kept.get(n) for n in range(len(some))]
+    return found
+
+
+def _placed(pictures: Sequence[LocalFeatures], device: torch.device) -> Placed:
+    """All features of the pictures, one behind the other."""
+    if all(isinstance(p, Coded) and p.bits == 4 for p in pictures):
+        return _decoded([p for p in pictures if isinstance(p, Coded)], device)
+    descriptors, points, scales, angles = (
+        torch.from_numpy(np.concatenate([getattr(p, name) for p in pictures])).to(device)
+        for name in ("descriptors", "points", "scales", "angles")
+    )
+    return Placed(_units(descriptors), torch.complex(*points.unbind(1)), scales.log2(), angles)
+
+
+def _decoded(pictures: Sequence[Coded], device: torch.device) -> Placed:
+    def put(arrays: Sequence[Bytes]) -> Tensor:
+        return torch.from_numpy(np.concatenate(arrays)).to(device)
+
+    counts = [len(p) for p in pictures]
+    codes = put([p.codes for p in pictures])
+    rows = torch.stack([codes >> 4, codes & 15], 2).flatten(1)[:, : pictures[0].dim] * 17
+    low, high = put([p.places[: 4 * n] for p, n in zip(pictures, counts, strict=True)]).view(-1, 2, 2).float().unbind(2)
+    size = torch.tensor([p.size for p in pictures], dtype=torch.float32).to(device)
+    x, y = ((low + 256 * high) * (size / STEPS).repeat_interleave(torch.tensor(counts).to(device), 0)).unbind(1)
+    growth = put([p.places[4 * n : 5 * n] for p, n in zip(pictures, counts, strict=True)]) / OCTAVE + SMALLEST
+    angle = put([p.places[5 * n :] for p, n in zip(pictures, counts, strict=True)]) * (360 / 256)
+    return Placed(_units(rows), torch.complex(x, y), growth, angle)
+
+
+def _units(codes: Tensor) -> Tensor:
+    return F.normalize(codes.float() - 127.5, dim=-1)
+
+
+def _matched(
+    query: Tensor, others: Tensor, counts: Tensor, ratio: float | None, similarity: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, Q) of the query's features, (B, Q) of each one's partner, the most certain first; how many (B,) count."""
+    scores = query @ others.mT  # (B, Q, N)
+    empty = torch.arange(others.shape[1], device=query.device) >= counts[:, None]
+    scores.masked_fill_(empty[:, None], -2)
+    best, partner = scores.max(2)  # (B, Q) each
+    good = scores.argmax(1).gather(1, partner) == torch.arange(len(query), device=query.device)
+    certain = best
+    if similarity is not None:
+        good &= best > similarity
+    if ratio is not None:
+        second = scores.scatter_(2, partner[:, :, None], -2).amax(2)
+        certain = -(1 - best).clamp_min(SAME) / (1 - second).clamp_min(SAME)
+        good &= (certain > -(ratio**2)) & (counts >= 2)[:, None]
+    good &= (counts > 0)[:, None]
+    order = certain.masked_fill(~good, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+    return order, partner.gather(1, order), good.sum(1)
+
+
+def _promising(query: Placed, others: Placed, mine: Tensor, other: Tensor, taken: Tensor, size: Tensor) -> Tensor:
+    """(B,): `screening.is_promising` of the first matches."""
+    growth = others.growths.gather(1, other) - query.growths[mine]
+    turn = others.angles.gather(1, other) - query.angles[mine]
+    here, there = query.places[mine], others.places.gather(1, other)
+    counts = torch.arange(mine.shape[1], device=mine.device) < taken[:, None]
+    alike = (growth[:, :, None] - growth[:, None]).abs() <= ENGINES[ENGINE].octaves
+    alike &= ((turn[:, :, None] - turn[:, None] + 180) % 360 - 180).abs() <= ENGINES[ENGINE].turn
+    way = torch.polar(2**growth, turn.deg2rad())[:, :, None] * (here[:, None] - here[:, :, None])
+    off = (there[:, :, None] + way - there[:, None]).abs()
+    alike &= off <= 2 * TOLERANCE * size[:, None, None] + LOOSE * way.abs()
+    alike &= counts[:, :, None] & counts[:, None]
+    return alike.sum(2).amax(1) >= ENOUGH
