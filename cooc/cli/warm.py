@@ -32,7 +32,6 @@ import typer
 from cooc.asking import KEPT, TAKEN
 from cooc.cli import only, renew_consoles, run
 from cooc.cli.options import find_index
-from cooc.errors import CoocError
 
 if TYPE_CHECKING:
     from cooc.descriptor import Descriptor
@@ -167,9 +166,11 @@ def begin(words: list[str]) -> None:
     given = dict(itertools.pairwise(part for word in words for part in word.split("=", 1)))
     index, device = given.get("--index", ""), given.get("--device", "auto")
     from cooc.index import is_folder, open_store
+    from cooc.pictures.malloc import share_memory
     from cooc.query_network.running import QueryNetwork, place_of, surely_cpu
 
-    with contextlib.suppress(CoocError, OSError):
+    share_memory()
+    with contextlib.suppress(Exception):
         if is_folder(index := find_index(index)) and surely_cpu(device):
             with contextlib.closing(open_store(index)) as store:
                 meta = store.meta
