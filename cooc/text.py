@@ -105,7 +105,7 @@ class Model:
     ) -> Iterator[tuple[Item, Floats | CoocError]]:
         """As a descriptor's, for `cooc.index.engine`: in this process, for the index has decoded them all before."""
         for block in blocks(items, BATCH):
-            decoded = list[tuple[Item, NDArray[np.uint8]]]()
+            decoded: list[tuple[Item, NDArray[np.uint8]]] = []
             for item in block:
                 try:
                     decoded.append((item, load_image(item.picture, size=LONGEST)))
