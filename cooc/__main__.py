@@ -28,7 +28,9 @@ def _search() -> None:
         sys.exit(code)
     gc.set_threshold(KEPT)
     from cooc.cli import main
+    from cooc.cli.warm import begin
 
+    begin(sys.argv)
     try:
         main()
     except SystemExit as end:

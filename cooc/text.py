@@ -26,20 +26,18 @@ from PIL import Image
 from cooc.errors import CoocError, InputError, StoreMissingError, UnknownNameError
 from cooc.files import file_hash
 from cooc.index import create_store, is_folder, open_store
-from cooc.index.engine import Here
 from cooc.index.records import Filter, StoreMeta
-from cooc.index.report import Progress, Report
 from cooc.index.shortlist import Options, Results, find_matches
 from cooc.index.store import Store, blocks
-from cooc.index.sync import add_files
 from cooc.pictures import Collection
-from cooc.pictures.batches import Item
 from cooc.pictures.decode import EXTENSIONS, load_image
 from cooc.vectors import unit_rows
 
 if TYPE_CHECKING:
     import torch
 
+    from cooc.index.report import Progress, Report
+    from cooc.pictures.batches import Item
     from cooc.pictures.shared_memory import Beside
 
 PLACE = "text"  # in the folder of an index
@@ -107,7 +105,7 @@ class Model:
     ) -> Iterator[tuple[Item, Floats | CoocError]]:
         """As a descriptor's, for `cooc.index.engine`: in this process, for the index has decoded them all before."""
         for block in blocks(items, BATCH):
-            decoded = list[tuple[Item, NDArray[np.uint8]]]()
+            decoded: list[tuple[Item, NDArray[np.uint8]]] = []
             for item in block:
                 try:
                     decoded.append((item, load_image(item.picture, size=LONGEST)))
@@ -130,6 +128,9 @@ def update(
 
     `given`: the model of a space that is not there yet.
     """
+    from cooc.index.engine import Here  # not needed by who searches
+    from cooc.index.sync import add_files
+
     if given and not is_folder(index):
         raise InputError(f"Words are for an index in a folder, not for {index}.")
     if not given and not knows_words(index):

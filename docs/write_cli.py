@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from cooc.cli import app
+from cooc.cli import every
 
 PAGE = Path(__file__).with_name("cli.md")
 HEAD = """# Commands
@@ -32,7 +32,7 @@ Written by `make docs` from `--help`; do not edit. Pictures may be of any common
 
 
 def page() -> str:
-    return HEAD + "".join(sections(typer.main.get_command(app), "cooc"))
+    return HEAD + "".join(sections(typer.main.get_command(every()), "cooc"))
 
 
 def sections(command: Any, path: str, parent: Any = None) -> Iterator[str]:

@@ -13,7 +13,7 @@ import torch
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped,unused-ignore]
 
 from benchmarks.__main__ import app as benchmarks_app
-from cooc.cli import app
+from cooc.cli import every
 from cooc.weights import load_weights
 from tests.servers import end_servers
 from tests.shell import Shell, shell
@@ -72,7 +72,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(scope="session")
 def cooc() -> Shell:
     """`cooc("describe", path, ...)`"""
-    return shell(app)
+    return shell(every())
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from cooc.activations import build_backbone, resolve_device
+from cooc.cli.warm import begin
 from cooc.descriptor import Descriptor
 from cooc.errors import ImageError, InputError, MachineError
 from cooc.image_search import ImageSearch
@@ -211,6 +212,19 @@ def test_vectors_that_are_none_are_refused(tmp_path: Path, photos: list[Path]) -
         network.describe(photos[:1], [None])
 
 
+def test_read_before_it_is_asked_for(tmp_path: Path, photos: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    (expected,) = kept(descriptor(), tmp_path / "kept").describe(photos[:1], [None])
+    QueryNetwork.begin(tmp_path / "kept", 160)
+    with monkeypatch.context() as patch:
+        patch.setattr(QueryNetwork, "_read", None)
+        network = QueryNetwork.find(tmp_path / "kept", 160)
+    assert network is not None
+    np.testing.assert_array_equal(network.describe(photos[:1], [None])[0], expected)
+    assert QueryNetwork.find(tmp_path / "kept", 160) not in (None, network)
+    QueryNetwork.begin(tmp_path / "nothing", 160)
+    assert QueryNetwork.find(tmp_path / "nothing", 160) is None
+
+
 def test_a_place_for_each_descriptor() -> None:
     config = find_recipe("resnet-tuned").config.as_dict()
     place = place_of(config, "a")
@@ -267,7 +281,7 @@ def test_a_search_imports_no_torch(home: Path, indexed: Path, more: tuple[str, .
     words = ("search", indexed / "gate_000001.jpg", "--index", indexed / ".cooc", *more)
     modules, answer = run(home, *words)
     assert "cv2" in modules
-    assert "torch" not in modules
+    assert not {"torch", "faiss", "filelock", "cooc.index.sync", "cooc.cli.indexing"}.intersection(modules)
     shutil.move(home / "queries", home / "away")
     try:
         modules, expected = run(home, *words)
@@ -279,6 +293,22 @@ def test_a_search_imports_no_torch(home: Path, indexed: Path, more: tuple[str, .
     assert paths(answer) == paths(expected)
     assert scores(answer) == pytest.approx(scores(expected), abs=1e-3)
     assert answer["calibrated"] == expected["calibrated"]
+
+
+def test_words_of_a_search_are_looked_through(home: Path, indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the network is read meanwhile. What is wrong with them is no matter yet."""
+    monkeypatch.setenv("COOC_HOME", str(home))
+    begun: list[Path] = []
+    monkeypatch.setattr(QueryNetwork, "begin", lambda folder, size: begun.append(folder))
+    index = str(indexed / ".cooc")
+    begin(["search", "a.jpg", "--index", index, "--device", "cpu"])
+    begin(["search", "--device=cpu", f"--index={index}", "a.jpg"])
+    monkeypatch.setenv("COOC_INDEX", index)
+    begin(["search", "a.jpg", "--device", "cpu"])
+    assert begun == [*(home / "queries").iterdir()] * 3
+    for words in (["--device", "cuda"], ["--index", str(home)], ["--index", "milvus://nowhere/a"], ["--index"]):
+        begin(["search", "a.jpg", "--device", "cpu", *words])
+    assert begun == [*(home / "queries").iterdir()] * 4  # the last one has no word that follows
 
 
 @pytest.mark.parametrize("how", ["cut off", "no network", "NaN"])

@@ -24,12 +24,13 @@
 
 Exit codes: 0 done; 2 wrong input; 3 done, but some files were left out and reported; 4 weights; 5 index; 6 data set;
 7 this machine failed; 130 interrupted; 1 anything else, and of `cooc match`: not verified. The heavy modules are
-imported inside the commands, so that --help is quick.
+imported inside the commands, so that --help is quick; of the modules above only the one whose command is asked for.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
 import os
 import sys
@@ -52,6 +53,24 @@ EVERYDAY = (
     "index", "search", "duplicates", "status", "watch", "add", "remove", "tag", "serve", "match", "explain", "heatmap"
 )  # fmt: skip
 MOVED = ("figures",)  # cooc measuring itself: python -m benchmarks
+COMMANDS = {  # of each module: one that is not asked for is not imported
+    "benching": ("bench", "data"),
+    "reporting": ("tables", "compare"),
+    "calibrating": ("calibrate",),
+    "copies": ("duplicates",),
+    "describing": ("describe", "heatmap", "whiten", "recipes"),
+    "holding": ("remove", "tag", "status"),
+    "indexing": ("index", "add"),
+    "matching": ("match",),
+    "planning": ("plan",),
+    "searching": ("search",),
+    "serving": ("explain", "serve"),
+    "filters": ("filter",),
+    "training": ("train",),
+    "upkeep": ("verify", "compact", "snapshot", "restore", "rebuild", "export", "import"),
+    "watching": ("watch",),
+    "weights": ("weights",),
+}
 
 
 class Grouped(typer.core.TyperGroup):
@@ -113,8 +132,18 @@ def main() -> None:
     run(only(*sys.argv[1:2]))
 
 
+def every() -> typer.Typer:
+    """The app with all commands."""
+    for module in COMMANDS:
+        importlib.import_module(f"cooc.cli.{module}")
+    return app
+
+
 def only(*name: str) -> typer.Typer:
     """The app with the command of that name alone, if there is one: to put all of them together takes long."""
+    for module, names in COMMANDS.items():
+        if not set(name).isdisjoint(names):
+            importlib.import_module(f"cooc.cli.{module}")
     asked = copy.copy(app)
     asked.registered_groups = []
     asked.registered_commands = [
@@ -122,7 +151,7 @@ def only(*name: str) -> typer.Typer:
         for command in app.registered_commands
         if (command.name or typer.main.get_command_name(command.callback.__name__)) in name  # type: ignore[union-attr]
     ]
-    return asked if asked.registered_commands else app
+    return asked if asked.registered_commands else every()
 
 
 def run(app: Callable[..., None]) -> None:
@@ -147,8 +176,3 @@ def run(app: Callable[..., None]) -> None:
             raise
         err.print(f"cooc: this machine failed: {error or type(error).__name__}", style="red", markup=False)
         sys.exit(MachineError.exit_code)
-
-
-# Each adds its commands to app.
-from cooc.cli import benching, calibrating, copies, describing, holding, indexing, matching  # noqa: E402, F401, I001
-from cooc.cli import planning, reporting, searching, serving, filters, training, upkeep, watching, weights  # noqa: E402, F401

@@ -72,7 +72,7 @@ def search(
     In a terminal the network stays loaded for 5 minutes, so that the next search need not wait for it. COOC_WARM=0
     leaves nothing behind; COOC_WARM=30 keeps it for 30 minutes, outside terminals, too.
     """
-    from cooc.cli import showing, warm
+    from cooc.cli import warm
     from cooc.pictures.boxes import parse_box
 
     for file, endings in ((html, (".html", ".htm")), (sheet, PICTURES)):
@@ -93,6 +93,8 @@ def search(
     answers: list[Answer] = []
     bad, checked = 0, False
     with warm.opened(options.find_index(index), device) as found:
+        from cooc.cli import showing
+
         for title, sources in _queries(images, part):
             try:
                 answer = _ask(found, title, sources, part, ways)

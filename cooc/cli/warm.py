@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import json
 import os
 import socket
@@ -30,6 +31,7 @@ import typer
 
 from cooc.asking import KEPT, TAKEN
 from cooc.cli import only, renew_consoles, run
+from cooc.cli.options import find_index
 
 if TYPE_CHECKING:
     from cooc.descriptor import Descriptor
@@ -126,6 +128,8 @@ def _run(request: dict[str, Any], files: list[int]) -> int:
         os.chdir(request["folder"])
         sys.argv[:] = ["cooc", *request["words"]]
         renew_consoles()
+        if not _loaded:
+            begin(request["words"])
         run(_command())
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -151,6 +155,26 @@ def _run(request: dict[str, Any], files: list[int]) -> int:
 def _command() -> Any:
     """With its options, which take a while to put together."""
     return typer.main.get_command(only("search"))
+
+
+def begin(words: list[str]) -> None:
+    """Read the network that a search will ask for, in a thread, while the rest of what it needs is imported.
+
+    The words of the command are only looked through here: where they mean another one, this one was read in vain, and
+    what is wrong with them is said later.
+    """
+    given = dict(itertools.pairwise(part for word in words for part in word.split("=", 1)))
+    index, device = given.get("--index", ""), given.get("--device", "auto")
+    from cooc.index import is_folder, open_store
+    from cooc.pictures.malloc import share_memory
+    from cooc.query_network.running import QueryNetwork, place_of, surely_cpu
+
+    share_memory()
+    with contextlib.suppress(Exception):
+        if is_folder(index := find_index(index)) and surely_cpu(device):
+            with contextlib.closing(open_store(index)) as store:
+                meta = store.meta
+            QueryNetwork.begin(place_of(meta.config, meta.weights_hash), meta.config["size"])
 
 
 @contextlib.contextmanager

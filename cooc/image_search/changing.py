@@ -1,4 +1,7 @@
-"""Changes of an index: bringing it up to date, removing, tagging, importing, and describing all of it again."""
+"""Changes of an index: bringing it up to date, removing, tagging, importing, and describing all of it again.
+
+What only changes need is imported where it is used: a search does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,9 @@ from cooc.image_search.opening import (
     made_by,
     words_folder,
 )
-from cooc.index import calibration, create_store, inverted, is_folder, sync, without_password
+from cooc.index import calibration, create_store, inverted, is_folder, without_password
 from cooc.index.away import forget_marks
-from cooc.index.calibration import Calibration
-from cooc.index.completing import complete_features
-from cooc.index.copying import restore, take_over
-from cooc.index.engine import Engine, Here
-from cooc.index.given import Given
-from cooc.index.importing import Exported
 from cooc.index.records import FORMAT, Filter, several
-from cooc.index.report import Progress, Report, Stop
 from cooc.index.store import blocks
 from cooc.pictures import open_collection
 from cooc.verification.extraction import Extraction
@@ -39,6 +35,9 @@ from cooc.verification.words import ENGINE
 
 if TYPE_CHECKING:
     from cooc.descriptor import Descriptor
+    from cooc.index.calibration import Calibration
+    from cooc.index.engine import Engine, Here
+    from cooc.index.report import Progress, Report, Stop
 
 _log = logging.getLogger("cooc")
 
@@ -51,6 +50,8 @@ class ChangingIndex(OpenIndex):
 
     def add(self, paths: Paths, *, workers: int | None = 0, progress: Progress | None = None) -> Report:
         """Add these files, or replace what the index knows of them. Files that have not changed cost nothing."""
+        from cooc.index import sync
+
         here = self._here(workers)
         report = sync.add_files(self.store, self.collection, here, several(paths), progress=progress)
         self.find_words()
@@ -76,6 +77,9 @@ class ChangingIndex(OpenIndex):
         local features, pictures that have none get them; `check_features` makes damaged ones again, for which all are
         read (in a small index that is done anyway).
         """
+        from cooc.index import sync
+        from cooc.index.completing import complete_features
+
         report = sync.synchronise(
             self.store,
             self.collection,
@@ -123,6 +127,8 @@ class ChangingIndex(OpenIndex):
         self.meta = self.store.meta
 
     def _here(self, workers: int | None) -> Here:
+        from cooc.index.engine import Here
+
         return Here(lambda: self.descriptor, workers, self.extraction)
 
     def remove(self, paths: Paths) -> int:
@@ -159,6 +165,7 @@ class ChangingIndex(OpenIndex):
 
         All of the file is checked before anything is written, and all of it is imported or nothing.
         """
+        from cooc.index.importing import Exported
         from cooc.recipes import DescriptorConfig
 
         exported = Exported(Path(file))
@@ -193,6 +200,8 @@ class ChangingIndex(OpenIndex):
 
         `vectors`: an .npy file (N, D). `paths`: a text file with N lines, the pictures below the root of the index.
         """
+        from cooc.index import sync
+        from cooc.index.given import Given
         from cooc.recipes import GIVEN, DescriptorConfig
 
         config = DescriptorConfig(backbone=GIVEN + name, pooling="spoc", cooccurrence="none")
@@ -235,6 +244,8 @@ class ChangingIndex(OpenIndex):
         goes on. `to` is where the new index stays instead, and must be said for one on a server.
         """
         from cooc.descriptor import Descriptor
+        from cooc.index import sync
+        from cooc.index.copying import restore, take_over
         from cooc.recipes import find_recipe
 
         if to is None and not is_folder(index):

@@ -16,11 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from platformdirs import user_cache_path
-
 from cooc import __version__
 from cooc.errors import InputError, StoreMismatchError
-from cooc.index import calibration, create_store, is_folder, open_store, sync, without_password
+from cooc.index import calibration, create_store, is_folder, open_store, without_password
 from cooc.index.away import away_folders
 from cooc.index.inverted import Inverted
 from cooc.index.records import Filter, Record, StoreMeta, check_same, several
@@ -295,6 +293,8 @@ class OpenIndex:
         return self.collection.picture(record.entry)
 
     def status(self) -> Status:
+        from cooc.index import sync
+
         with_features, feature_bytes = self.store.count_features()
         return Status(
             index=self.index_name,
@@ -353,6 +353,8 @@ def words_folder(index: Path_) -> Path:
     """Where the visual words of an index are kept: in its folder, or, of one on a server, in this user's cache."""
     if is_folder(index):
         return Path(index) / "words"
+    from platformdirs import user_cache_path
+
     named = hashlib.sha256(without_password(os.fspath(index)).encode()).hexdigest()[:32]
     return user_cache_path("cooc") / "words" / named
 

@@ -1,6 +1,6 @@
 """What was kept of a descriptor, run by OpenCV and numpy. Nothing here may import torch.
 
-network = QueryNetwork.find(place_of(config, fingerprint))       or None: ask the Descriptor
+network = QueryNetwork.find(place_of(config, fingerprint), size) or None: ask the Descriptor
 network.describe(["a.jpg"], [(40, 60, 300, 400)])                (1, D) float32, unit length
 """
 
@@ -14,6 +14,7 @@ import os
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,18 @@ class QueryNetwork:
     @classmethod
     def find(cls, folder: Path, size: int) -> QueryNetwork | None:
         """What is kept there, if it can be used here."""
+        begun = _begun.pop((folder, size), None)
+        return begun.result() if begun is not None else cls._read(folder, size)
+
+    @classmethod
+    def begin(cls, folder: Path, size: int) -> None:
+        """Read it in a thread of its own, for the `find` that follows."""
+        pool = ThreadPoolExecutor(1, "network")
+        _begun[folder, size] = pool.submit(cls._read, folder, size)
+        pool.shutdown(wait=False)  # its thread ends with its work
+
+    @classmethod
+    def _read(cls, folder: Path, size: int) -> QueryNetwork | None:
         settings = read_settings(folder)
         try:
             return None if settings is None else cls(folder, settings, size)
@@ -125,6 +138,9 @@ class QueryNetwork:
         if not np.isfinite(vector).all():
             raise MachineError("OpenCV's vector is NaN or infinite.")
         return vector
+
+
+_begun: dict[tuple[Path, int], Future[QueryNetwork | None]] = {}
 
 
 def _gem(maps: Floats, power: float, eps: float) -> Floats:

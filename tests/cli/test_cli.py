@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
 
-from cooc.cli import app
+from cooc.cli import COMMANDS, app
 from cooc.cli.bars import now_and_then
 from cooc.cooccurrence import Cooccurrence
 from cooc.descriptor import Descriptor
@@ -249,6 +250,29 @@ def test_as_a_process() -> None:
         assert done.stdout.splitlines()[1] == f"set() {expected}"
     done = subprocess.run([sys.executable, "-m", "cooc.cli", "describe", "no.jpg"], capture_output=True, text=True)
     assert done.returncode == 2
+
+
+def test_a_command_is_imported_alone() -> None:
+    code = (
+        "import sys; from cooc.cli import COMMANDS, only; app = only('search')\n"
+        "print(len(app.registered_commands), sys.modules.keys() & {f'cooc.cli.{name}' for name in COMMANDS})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1 {'cooc.cli.searching'}"
+
+
+def test_the_table_of_commands_says_which_module_has_them() -> None:
+    listed = {name: f"cooc.cli.{module}" for module, names in COMMANDS.items() for name in names}
+    found = {
+        command.name or typer.main.get_command_name(command.callback.__name__): command.callback.__module__
+        for command in app.registered_commands
+        if command.callback is not None
+    }
+    for group in app.registered_groups:
+        (found[str(group.name)],) = (
+            module for module in set(listed.values()) if group.typer_instance in vars(sys.modules[module]).values()
+        )
+    assert found == listed
 
 
 def test_help_says_first_what_users_do_every_day(cooc: Shell) -> None:

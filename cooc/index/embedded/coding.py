@@ -66,7 +66,7 @@ class Coding:
     @cached_property
     def width(self) -> int:
         """Bytes of a vector."""
-        return int(self._quantiser.sa_code_size())
+        return 4 * self.dim if self.plain else int(self._quantiser.sa_code_size())
 
     @property
     def blank(self) -> int:

@@ -8,8 +8,6 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from cooc.files import write_whole
 from cooc.index.checks import locked
 from cooc.index.records import show
@@ -19,6 +17,8 @@ class WriterLock:
     """Held by the one process that changes the index in a folder; `writer` says which one, to those who want it too."""
 
     def __init__(self, folder: Path) -> None:
+        from filelock import FileLock, Timeout  # who only reads has no use for it
+
         self._lock = FileLock(folder / "writer.lock", blocking=False, thread_local=False)
         try:
             self._lock.acquire()
