@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cooc.errors import InputError, StoreError
 from cooc.files import write_whole
-from cooc.index.milvus.address import Address
+from cooc.index.milvus.server import Address
 from cooc.index.store import blocks
 from cooc.pictures.objects import file_system
 

@@ -11,10 +11,9 @@ from typing import Any
 from cooc.errors import InputError, StoreError
 from cooc.index.checks import check_format, missing
 from cooc.index.milvus import rows
-from cooc.index.milvus.address import Address
 from cooc.index.milvus.features import place
 from cooc.index.milvus.searching import Structure, build
-from cooc.index.milvus.server import Row, Server
+from cooc.index.milvus.server import Address, Row, Server
 from cooc.index.milvus.store import FEATURES, MilvusStore
 from cooc.index.records import FORMAT, BadFile, StoreMeta, now
 from cooc.index.store import blocks, kept_open
@@ -69,9 +68,9 @@ def open_store(address: str, *, write: bool = False) -> MilvusStore:
             server.ask("rename_collection", where.name, name=where.name + BESIDE)
         found = server.properties()
         if META not in found:
-            raise missing(where.place)
+            raise missing(server.place)
         values = json.loads(found[META])
-        check_format(where.place, values["format"])
+        check_format(server.place, values["format"])
         meta = StoreMeta(**values)
         if write:
             server.become_writer()
