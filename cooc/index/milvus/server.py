@@ -26,7 +26,7 @@ import grpc
 from pymilvus import MilvusClient
 from pymilvus.exceptions import ConnectionConfigException, MilvusException
 
-from cooc.errors import InputError, StoreError, StoreLockedError
+from cooc.errors import InputError, StoreError
 from cooc.index import without_password
 from cooc.index.checks import closed, locked, missing, read_only
 from cooc.index.store import PAGE, blocks
@@ -113,7 +113,7 @@ class Server:
     def close(self) -> None:
         if self._client is not None:
             with suppress(StoreError):  # a place that cannot be given back runs out
-                if self._mine and self._own():
+                if self._mine and self._holder(self._other):
                     self.put({WRITER: "{}"})
             self._client.close()
             self._client = None
@@ -182,12 +182,11 @@ class Server:
 
     def become_writer(self) -> None:
         """Take the writer's place (Fischer's way: write your name, wait, and see whether it is still there)."""
-        if _alive(holder := self._holder()):
-            raise self._locked(holder)
+        self._holder(_alive)
         self._mine = {"token": uuid4().hex, "pid": os.getpid(), "machine": _machine()}
         self._beat()
         time.sleep(SETTLE)
-        self._own()
+        self._holder(self._other)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -195,7 +194,7 @@ class Server:
         with self._mutex:
             if self._client is None or not self._mine:
                 raise read_only(self.place)
-            if time.time() - self._own()["beat"] > BEAT:
+            if time.time() - self._holder(self._other)["beat"] > BEAT:
                 self._beat()
             self._strong = -math.inf  # what is read now is written back
             yield
@@ -203,19 +202,16 @@ class Server:
     def _beat(self) -> None:
         self.put({WRITER: json.dumps(self._mine | {"beat": time.time()})})
 
-    def _holder(self) -> dict[str, Any]:
-        return dict(json.loads(self.properties().get(WRITER, "{}")))
+    def _other(self, holder: dict[str, Any]) -> bool:
+        return bool(holder.get("token") != self._mine["token"])
 
-    def _own(self) -> dict[str, Any]:
-        """What the collection says of its writer: it must be us."""
-        if (holder := self._holder()).get("token") != self._mine["token"]:
-            raise self._locked(holder)
+    def _holder(self, locks: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """What the collection says of its writer, unless this one locks us out."""
+        if locks(holder := dict(json.loads(self.properties().get(WRITER, "{}")))):
+            who = f"process {holder['pid']} on {holder['machine'].split()[0]}" if holder else "it has just begun"
+            expiry = f"; on another machine, its place is free {EXPIRY / 60:.0f} minutes after its last change"
+            raise locked(self.place, who, expiry)
         return holder
-
-    def _locked(self, holder: dict[str, Any]) -> StoreLockedError:
-        who = f"process {holder['pid']} on {holder['machine'].split()[0]}" if holder else "it has just begun"
-        expiry = f"; on another machine, its place is free {EXPIRY / 60:.0f} minutes after its last change"
-        return locked(self.place, who, expiry)
 
     # errors
 

@@ -62,23 +62,22 @@ class MilvusStore(Store):
         with self._server.writing():
             return sum(self._add(*self._rows(block)) for block in blocks)
 
-    def _rows(self, block: Block) -> tuple[dict[str, Row], dict[str, bytes]]:
+    def _rows(self, block: Block) -> tuple[list[Row], dict[str, bytes]]:
         records, vectors, codes = self._checked(block)
-        made = (rows.of_record(*pair) for pair in zip(records, vectors, strict=True))
-        return {row["key"]: row for row in made}, codes
+        return [rows.of_record(*pair) for pair in zip(records, vectors, strict=True)], codes
 
-    def _add(self, new: dict[str, Row], codes: dict[str, bytes]) -> int:
-        found = list(self._server.find("key", [*new, *(BAD + key[1:] for key in new)], PLAIN))
+    def _add(self, new: list[Row], codes: dict[str, bytes]) -> int:
+        found = self._at(IMAGE + BAD, map(rows.path, new))
         had = {rows.path(row): frozenset(row["tags"]) for row in found if row["image"]}
-        alike = list(self._alike(contents := {row["sha256"] for row in new.values()}))
+        alike = list(self._alike({row["sha256"] for row in new}))
         kept = (rows.forgotten(row) for row in alike if not row["image"])
-        tagged, used = given_back(map(rows.record, new.values()), kept, had)
+        tagged, used = given_back(map(rows.record, new), kept, had)
         if codes:
-            self._files.write({sha256: code for sha256, code in codes.items() if sha256 in contents})
+            self._files.write(codes)
         there = codes.keys() | {row["sha256"] for row in alike if row["text"] == rows.FEATURES}
         changed = [
             rows.of_record(one, row["vector"], row["crc"], rows.FEATURES * (one.sha256 in there))
-            for one, row in zip(tagged, new.values(), strict=True)
+            for one, row in zip(tagged, new, strict=True)
         ]
         self._server.delete(row["key"] for row in found if not row["image"])
         self._server.upsert(changed)
@@ -159,8 +158,8 @@ class MilvusStore(Store):
 
     # questions
 
-    def _at(self, kind: str, paths: Iterable[str], fields: list[str] = PLAIN) -> list[Row]:
-        return list(self._server.find("key", (rows.key(kind, path) for path in paths), fields))
+    def _at(self, kinds: str, paths: Iterable[str], fields: list[str] = PLAIN) -> list[Row]:
+        return list(self._server.find("key", (rows.key(kind, path) for path in paths for kind in kinds), fields))
 
     def _alike(self, contents: Iterable[str]) -> Iterator[Row]:
         """Images of these contents, and tags kept of such: there may be any number of copies."""
