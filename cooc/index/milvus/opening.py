@@ -16,7 +16,7 @@ from cooc.index.milvus.searching import Structure, build
 from cooc.index.milvus.server import Address, Row, Server
 from cooc.index.milvus.store import FEATURES, MilvusStore
 from cooc.index.records import FORMAT, BadFile, StoreMeta, now
-from cooc.index.store import blocks, kept_open
+from cooc.index.store import kept_open
 
 META = "cooc.meta"  # property of the collection
 STATE, COPY = "cooc.state", "cooc.copy"  # of an index of format 1 or 2, and of what it was copied to
@@ -103,11 +103,11 @@ def _move(server: Server, state: dict[str, Any], meta: StoreMeta) -> None:
         server.ask("drop_collection", name=where.name)
     prepare_collection(where, meta.dim)
     dead = [range(first, last) for first, last, _ in state["dead"]]
-    fields = ["key", "row", "bad", "reason", "id", "crc", "vector", *rows.RECORD]
+    fields = ["key", "row", "bad", "reason", "crc", "vector", *rows.RECORD]
     with closing(Server(where)) as new:
-        for block in blocks(server.rows(f"row >= 0 and row < {state['next']}", fields, limit=BLOCK), BLOCK):
-            counting = (row for row in block if not any(row["row"] in numbers for numbers in dead))
-            new.upsert(map(_moved, counting))
+        new.block = server.block = BLOCK
+        old = server.rows(f"row >= 0 and row < {state['next']}", fields)
+        new.upsert(_moved(row) for row in old if not any(row["row"] in numbers for numbers in dead))
         new.put({META: meta.as_json(), COPY: ""})
     server.ask("drop_collection")
 
