@@ -95,7 +95,7 @@ def connected(address: str) -> Iterator[tuple[Any, str]]:
     """A client, and the name of the collection."""
     from pymilvus import MilvusClient
 
-    from cooc.index.milvus.address import Address
+    from cooc.index.milvus.server import Address
 
     where = Address.parse(address)
     with closing(MilvusClient(where.uri)) as client:
@@ -151,8 +151,8 @@ class Milvus:
         return self.url(f"test_{next(self._numbers)}")
 
     def _make(self, address: str) -> str:
-        from cooc.index.milvus.address import Address
         from cooc.index.milvus.opening import prepare_collection
+        from cooc.index.milvus.server import Address
 
         prepare_collection(Address.parse(address), DIM)
         return address

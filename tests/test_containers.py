@@ -19,7 +19,7 @@ import yaml
 from cooc.cli import app
 from cooc.image_search.opening import DEFAULT_RECIPE
 from cooc.index import is_folder
-from cooc.index.milvus.address import Address
+from cooc.index.milvus.server import Address
 from cooc.recipes import find_recipe
 from cooc.weights import WEIGHTS, NpmFile
 

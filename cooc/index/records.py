@@ -194,19 +194,21 @@ class Filter:
         )
 
 
-def in_sql(where: Filter | None, after: bytes = b"", *, value: str, tagged: str) -> tuple[str, list[object]]:
-    """`Filter.matches` for paths behind `after`; how a dialect writes a value, and that an image has a tag."""
-    where, clauses = where or Filter(), list[tuple[str, object]]()
+def in_words(
+    where: Filter | None, after: bytes = b"", *, value: str, tagged: str, path: str = "path"
+) -> tuple[str, list[Any]]:
+    """`Filter.matches` for paths behind `after`; how an engine writes a value, that an image has a tag, and a path."""
+    where, clauses = where or Filter(), list[tuple[str, Any]]()
     if first := max(after, where.folder):  # one bound: of two, SQLite would take the first to begin with
-        clauses.append((f"path > {value}", first))
+        clauses.append((f"{path} > {value}", first))
     if where.folder:
-        clauses.append((f"path < {value}", where.folder[:-1] + b"0"))  # "0" comes right after "/"
-    if where.taken_from is not None:
-        clauses.append((f"taken >= {value}", where.taken_from))
+        clauses.append((f"{path} < {value}", where.folder[:-1] + b"0"))  # "0" comes right after "/"
+    if where.taken_from is not None or where.taken_to is not None:
+        clauses.append((f"taken >= {value}", where.taken_from or "0"))  # which no image without a date is
     if where.taken_to is not None:
         clauses.append((f"taken < {value}", where.taken_to + "~"))  # which is after everything that a date holds
     clauses += [(tagged, tag) for tag in sorted(where.tags)]
-    return " AND ".join(clause for clause, _ in clauses) or "TRUE", [given for _, given in clauses]
+    return " and ".join(clause for clause, _ in clauses) or "true", [given for _, given in clauses]
 
 
 def given_back(

@@ -110,12 +110,15 @@ class Store(ABC):
         """`add` for many blocks as one change, all or nothing (see above); how many images. It may walk them twice."""
 
     def _checked(self, block: Block) -> tuple[Sequence[Record], Vectors, dict[str, bytes]]:
-        """Records, vectors as every engine wants them, and features by content."""
+        """Records, vectors as every engine wants them, and features by content. Of one path the last counts."""
         records, given, features = Block(*block)
         vectors = check_vectors(np.asarray(given), self.meta.dim)
         if len(records) != len(vectors):
             raise InputError(f"{len(records)} records came with {len(vectors)} vectors: one for each is needed.")
-        return records, vectors, check_codes(self.meta, records, features)
+        codes = check_codes(self.meta, records, features)
+        latest = list({one.path: row for row, one in enumerate(records)}.values())
+        records = [records[row] for row in latest]
+        return records, vectors[latest], {one.sha256: codes[one.sha256] for one in records if one.sha256 in codes}
 
     @abstractmethod
     def remove(self, paths: Iterable[str]) -> int:

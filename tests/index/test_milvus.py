@@ -25,10 +25,9 @@ from cooc.errors import InputError, StoreError, StoreLockedError, StoreMissingEr
 from cooc.index import create_store, effort, open_store
 from cooc.index.milvus import MilvusStore, searching
 from cooc.index.milvus import store as milvus_store
-from cooc.index.milvus.address import Address
 from cooc.index.milvus.rows import FORGOTTEN, of_kind
 from cooc.index.milvus.searching import Structure
-from cooc.index.milvus.server import WRITER, Server
+from cooc.index.milvus.server import WRITER, Address, Server
 from cooc.index.records import BadFile, Filter, Forgotten, Record
 from cooc.index.store import Store
 from tests import servers

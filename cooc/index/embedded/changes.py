@@ -17,18 +17,14 @@ from cooc.index.records import BadFile, Forgotten, Record, given_back, now, path
 
 
 def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes, made: Mapping[str, bytes]) -> int:
-    """Each in a new slot, with the features `made` of its content. Of records with the same path the last counts."""
-    latest = {path_bytes(r.path): row for row, r in enumerate(records)}
-    before = drop(connection, list(latest))
+    """Each in a new slot, with the features `made` of its content."""
+    before = drop(connection, [path_bytes(r.path) for r in records])
     had = {r.path: r.tags for r in before}
-    contents = {bytes.fromhex(records[row].sha256) for row in latest.values()}
-    kept = each(connection, f"{FORGOTTEN} WHERE sha256 IN", contents)
-    tagged, used = given_back((records[row] for row in latest.values()), map(forgotten, kept), had)
+    kept = each(connection, f"{FORGOTTEN} WHERE sha256 IN", {bytes.fromhex(r.sha256) for r in records})
+    tagged, used = given_back(records, map(forgotten, kept), had)
     first = read_state(connection).slots
-    rows = [
-        (slot, path, r, codes[row].tobytes())
-        for slot, ((path, row), r) in enumerate(zip(latest.items(), tagged, strict=True), first)
-    ]
+    coded = zip(tagged, codes, strict=True)
+    rows = [(slot, path_bytes(r.path), r, code.tobytes()) for slot, (r, code) in enumerate(coded, first)]
     images = (
         (s, path, bytes.fromhex(r.id), r.size, r.mtime_ns, bytes.fromhex(r.sha256), r.width, r.height, r.taken)
         for s, path, r, _ in rows
@@ -37,12 +33,12 @@ def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes,
     connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", images)
     connection.executemany("INSERT INTO vectors VALUES (?, ?, ?)", ((s, v, zlib.crc32(v)) for s, _, _, v in rows))
     connection.executemany("INSERT INTO tags VALUES (?, ?)", tags)
-    connection.executemany("DELETE FROM bad WHERE path = ?", ((path,) for path in latest))
+    connection.executemany("DELETE FROM bad WHERE path = ?", ((path,) for _, path, _, _ in rows))
     connection.executemany(
         "DELETE FROM forgotten WHERE sha256 = ? AND path = ?", ((bytes.fromhex(s), path_bytes(p)) for s, p in used)
     )
     connection.execute("UPDATE state SET next_slot = ?", (first + len(rows),))
-    features.put(connection, {r.sha256: made[r.sha256] for _, _, r, _ in rows if r.sha256 in made})
+    features.put(connection, made)
     features.drop_unused(connection, {bytes.fromhex(r.sha256) for r in before})
     return len(rows)
 

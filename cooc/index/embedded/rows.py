@@ -15,7 +15,7 @@ import numpy as np
 from cooc.index.embedded.coding import Codes, Coding
 from cooc.index.embedded.features import read_engines
 from cooc.index.embedded.nearest import Ids, Slots
-from cooc.index.records import Filter, Forgotten, Record, StoreMeta, in_sql, path_text
+from cooc.index.records import Filter, Forgotten, Record, StoreMeta, in_words, path_text
 
 IDS = 500  # parameters in one SQL statement
 MANY = 5000  # images of a time, beyond which they are not sorted
@@ -77,7 +77,7 @@ def good(data: bytes | None, crc: int | None, width: int) -> bool:
     return data is not None and len(data) == width and zlib.crc32(data) == crc
 
 
-matching = partial(in_sql, value="?", tagged="slot IN (SELECT slot FROM tags WHERE tag = ?)")
+matching = partial(in_words, value="?", tagged="slot IN (SELECT slot FROM tags WHERE tag = ?)")
 
 
 def find_slots(connection: sqlite3.Connection, where: Filter) -> Slots:

@@ -3,7 +3,8 @@
 Milvus holds all its fields in memory, and texts of 64 kB at most, so codes lie elsewhere: where the index's address
 says (`?features=s3://bucket/prefix` or a folder that all machines see; beside the file, for milvus-lite), below the
 name of the index. A file is written before the row that says that it is there, and holds a checksum before the code.
-Whatever is cut short leaves a file that no row speaks of, which is written again, or removed by compacting.
+Pictures that are removed, and whatever is cut short, leave files that no row speaks of: they are not seen, and are
+written again, or removed by compacting.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from cooc.errors import InputError, StoreError
 from cooc.files import write_whole
-from cooc.index.milvus.address import Address
+from cooc.index.milvus.server import Address
 from cooc.index.store import blocks
 from cooc.pictures.objects import file_system
 

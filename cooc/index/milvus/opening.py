@@ -11,13 +11,12 @@ from typing import Any
 from cooc.errors import InputError, StoreError
 from cooc.index.checks import check_format, missing
 from cooc.index.milvus import rows
-from cooc.index.milvus.address import Address
 from cooc.index.milvus.features import place
 from cooc.index.milvus.searching import Structure, build
-from cooc.index.milvus.server import Row, Server
+from cooc.index.milvus.server import Address, Row, Server
 from cooc.index.milvus.store import FEATURES, MilvusStore
 from cooc.index.records import FORMAT, BadFile, StoreMeta, now
-from cooc.index.store import blocks, kept_open
+from cooc.index.store import kept_open
 
 META = "cooc.meta"  # property of the collection
 STATE, COPY = "cooc.state", "cooc.copy"  # of an index of format 1 or 2, and of what it was copied to
@@ -69,9 +68,9 @@ def open_store(address: str, *, write: bool = False) -> MilvusStore:
             server.ask("rename_collection", where.name, name=where.name + BESIDE)
         found = server.properties()
         if META not in found:
-            raise missing(where.place)
+            raise missing(server.place)
         values = json.loads(found[META])
-        check_format(where.place, values["format"])
+        check_format(server.place, values["format"])
         meta = StoreMeta(**values)
         if write:
             server.become_writer()
@@ -104,11 +103,11 @@ def _move(server: Server, state: dict[str, Any], meta: StoreMeta) -> None:
         server.ask("drop_collection", name=where.name)
     prepare_collection(where, meta.dim)
     dead = [range(first, last) for first, last, _ in state["dead"]]
-    fields = ["key", "row", "bad", "reason", "id", "crc", "vector", *rows.RECORD]
+    fields = ["key", "row", "bad", "reason", "crc", "vector", *rows.RECORD]
     with closing(Server(where)) as new:
-        for block in blocks(server.rows(f"row >= 0 and row < {state['next']}", fields, limit=BLOCK), BLOCK):
-            counting = (row for row in block if not any(row["row"] in numbers for numbers in dead))
-            new.upsert(map(_moved, counting))
+        new.block = server.block = BLOCK
+        old = server.rows(f"row >= 0 and row < {state['next']}", fields)
+        new.upsert(_moved(row) for row in old if not any(row["row"] in numbers for numbers in dead))
         new.put({META: meta.as_json(), COPY: ""})
     server.ask("drop_collection")
 

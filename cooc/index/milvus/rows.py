@@ -20,7 +20,7 @@ from pymilvus import DataType, MilvusClient
 
 from cooc.errors import InputError
 from cooc.index.milvus.server import Row
-from cooc.index.records import BadFile, Filter, Forgotten, Record, path_bytes, path_text
+from cooc.index.records import BadFile, Filter, Forgotten, Record, in_words, path_bytes, path_text
 from cooc.index.store import Vectors
 
 IMAGE, BAD, FORGOTTEN = "i", "b", "f"
@@ -48,17 +48,10 @@ def schema(dim: int) -> Any:
 
 
 def images(where: Filter | None = None) -> str:
-    """`Filter.matches` as a condition. A tilde is after everything that a date holds."""
-    where, clauses = where or Filter(), ["image == true"]
-    if where.folder:
-        first, last = where.folder.hex(), (where.folder[:-1] + b"0").hex()  # "0" comes right after "/"
-        clauses.append(f'key >= "{IMAGE}{first}" and key < "{IMAGE}{last}"')
-    if where.taken_from is not None:
-        clauses.append(f'taken >= "{where.taken_from}"')
-    if where.taken_to is not None:
-        clauses.append(f'taken != "" and taken < "{where.taken_to}~"')
-    clauses += [f"array_contains(tags, {json.dumps(tag, ensure_ascii=False)})" for tag in sorted(where.tags)]
-    return " and ".join(clauses)
+    condition, values = in_words(where, value="{}", tagged="array_contains(tags, {})", path="key")
+    texts = (IMAGE + value.hex() if isinstance(value, bytes) else value for value in values)
+    written = condition.format(*(json.dumps(text, ensure_ascii=False) for text in texts))
+    return f"image == true and {written}" if values else "image == true"
 
 
 def with_features(has: bool = True) -> str:

@@ -41,7 +41,7 @@ class MilvusStore(Store):
     _files: FeatureFiles  # where `meta.features` says that there are any
 
     def __init__(self, server: Server, meta: StoreMeta, features: Mapping[str, str]) -> None:
-        self._server, self._meta, self.shown = server, meta, f"the index {server.address.place}"
+        self._server, self._meta, self.shown = server, meta, f"the index {server.place}"
         server.block = max(1, min(PAGE, REQUEST // (4 * meta.dim)))
         if features:
             self._with_features(features["engines"], features["at"])
@@ -62,38 +62,33 @@ class MilvusStore(Store):
         with self._server.writing():
             return sum(self._add(*self._rows(block)) for block in blocks)
 
-    def _rows(self, block: Block) -> tuple[dict[str, Row], dict[str, bytes]]:
+    def _rows(self, block: Block) -> tuple[list[Row], dict[str, bytes]]:
         records, vectors, codes = self._checked(block)
-        made = (rows.of_record(*pair) for pair in zip(records, vectors, strict=True))
-        return {row["key"]: row for row in made}, codes
+        return [rows.of_record(*pair) for pair in zip(records, vectors, strict=True)], codes
 
-    def _add(self, new: dict[str, Row], codes: dict[str, bytes]) -> int:
-        found = list(self._server.find("key", [*new, *(BAD + key[1:] for key in new)], PLAIN))
-        before, contents = [row for row in found if row["image"]], {row["sha256"] for row in new.values()}
-        alike = list(self._alike(contents))
+    def _add(self, new: list[Row], codes: dict[str, bytes]) -> int:
+        found = self._at(IMAGE + BAD, map(rows.path, new))
+        had = {rows.path(row): frozenset(row["tags"]) for row in found if row["image"]}
+        alike = list(self._alike({row["sha256"] for row in new}))
         kept = (rows.forgotten(row) for row in alike if not row["image"])
-        had = {rows.path(row): frozenset(row["tags"]) for row in before}
-        tagged, used = given_back(map(rows.record, new.values()), kept, had)
+        tagged, used = given_back(map(rows.record, new), kept, had)
         if codes:
-            self._files.write({sha256: code for sha256, code in codes.items() if sha256 in contents})
+            self._files.write(codes)
         there = codes.keys() | {row["sha256"] for row in alike if row["text"] == rows.FEATURES}
         changed = [
             rows.of_record(one, row["vector"], row["crc"], rows.FEATURES * (one.sha256 in there))
-            for one, row in zip(tagged, new.values(), strict=True)
+            for one, row in zip(tagged, new, strict=True)
         ]
         self._server.delete(row["key"] for row in found if not row["image"])
         self._server.upsert(changed)
         self._server.delete(rows.key(FORGOTTEN, path, sha256) for sha256, path in used)
-        self._drop_unused(row["sha256"] for row in before)
         return len(new)
 
     def remove(self, paths: Iterable[str]) -> int:
         with self._server.writing():
             gone = self._at(IMAGE, paths)
             self._remember(gone)
-            count = self._server.delete(row["key"] for row in gone)
-            self._drop_unused(row["sha256"] for row in gone)
-            return count
+            return self._server.delete(row["key"] for row in gone)
 
     def rename(self, moves: Mapping[str, str]) -> int:
         wanted = moving(moves)
@@ -102,8 +97,7 @@ class MilvusStore(Store):
             before = {new: old for old, new in wanted.items() if old in found}
             moved = {old: _changed(found[old], path=new) for new, old in before.items()}
             ends, ids = before.keys() - found.keys(), {row["id"] for row in moved.values()}
-            gone = [row for row in self._at(IMAGE, ends) if row["id"] not in ids]
-            self._remember(gone)
+            self._remember(row for row in self._at(IMAGE, ends) if row["id"] not in ids)
             left, order = dict(before), list[Row]()
             for path in ends:  # a chain from its end: no path is written over before it was moved
                 while path := left.pop(path, ""):
@@ -111,7 +105,6 @@ class MilvusStore(Store):
             self._server.upsert(order)
             self._server.upsert([moved[old] for old in left.values()], len(left))  # rings have no end: all at once
             self._server.delete(rows.key(IMAGE, old) for old in found.keys() - before.keys())
-            self._drop_unused(row["sha256"] for row in gone)
             return len(moved)
 
     def touch(self, mtimes_ns: Mapping[str, int]) -> int:
@@ -163,15 +156,10 @@ class MilvusStore(Store):
             unmarked = [row["key"] for row in self._alike(codes) if row["image"] and row["text"] != rows.FEATURES]
             self._rewrite("key", unmarked, lambda row: row | {"text": rows.FEATURES})
 
-    def _drop_unused(self, contents: Iterable[str]) -> None:
-        """Their features, if no image has that content."""
-        if self.meta.features and (wanted := set(contents)):
-            self._files.remove(wanted - {row["sha256"] for row in self._alike(wanted) if row["image"]})
-
     # questions
 
-    def _at(self, kind: str, paths: Iterable[str], fields: list[str] = PLAIN) -> list[Row]:
-        return list(self._server.find("key", (rows.key(kind, path) for path in paths), fields))
+    def _at(self, kinds: str, paths: Iterable[str], fields: list[str] = PLAIN) -> list[Row]:
+        return list(self._server.find("key", (rows.key(kind, path) for path in paths for kind in kinds), fields))
 
     def _alike(self, contents: Iterable[str]) -> Iterator[Row]:
         """Images of these contents, and tags kept of such: there may be any number of copies."""
@@ -258,7 +246,7 @@ class MilvusStore(Store):
         with self._server.writing():
             self._server.change("delete", filter=f'{rows.of_kind(FORGOTTEN)} and text < "{long_ago()}"')
             for block in blocks(self._files.contents(), PAGE) if self.meta.features else ():
-                self._drop_unused(block)
+                self._files.remove(set(block) - {row["sha256"] for row in self._alike(block) if row["image"]})
             now = Structure.of(self._server)
             if (kind := now.wanted(self._server, len(self))) != now.kind:
                 self._change_structure(now, kind)

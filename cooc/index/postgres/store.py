@@ -70,17 +70,16 @@ class PostgresStore(Store):
 
     def _add(self, connection: Connection, block: Block) -> int:
         records, vectors, codes = self._checked(block)
-        latest = {path_bytes(one.path): row for row, one in enumerate(records)}
-        chosen = [records[row] for row in latest.values()]
-        before = tables.drop(connection, list(latest))
+        paths = [path_bytes(one.path) for one in records]
+        before = tables.drop(connection, paths)
         had = {one.path: one.tags for one in before}
-        kept, used = given_back(chosen, tables.recall(connection, {one.sha256 for one in chosen}), had)
-        data = encoded(vectors[list(latest.values())])
+        kept, used = given_back(records, tables.recall(connection, {one.sha256 for one in records}), had)
+        data = encoded(vectors)
         tables.insert(connection, kept, data, [checksum(one) for one in data])
         tables.forget(connection, used)
-        connection.execute("DELETE FROM bad WHERE path = ANY(%s)", (list(latest),))
+        connection.execute("DELETE FROM bad WHERE path = ANY(%s)", (paths,))
         if self.meta.features:
-            features.put(connection, {one.sha256: codes[one.sha256] for one in kept if one.sha256 in codes})
+            features.put(connection, codes)
         self._drop_features(connection, before)
         return len(kept)
 

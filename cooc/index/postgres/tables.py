@@ -24,7 +24,7 @@ import numpy as np
 from psycopg import sql
 
 from cooc.index.postgres.connections import Connection
-from cooc.index.records import FORMAT, Forgotten, Record, id_bytes, in_sql, now, path_bytes, path_text
+from cooc.index.records import FORMAT, Forgotten, Record, id_bytes, in_words, now, path_bytes, path_text
 from cooc.index.store import Vectors
 
 INLINE_DIMENSIONS = 2000  # of a vector that is kept in the row itself
@@ -100,7 +100,7 @@ def forgotten(row: tuple[Any, ...]) -> Forgotten:
     return Forgotten(sha256.hex(), path_text(path), frozenset(tags), removed)
 
 
-matching = partial(in_sql, value="%s", tagged="tags @> ARRAY[%s]")
+matching = partial(in_words, value="%s", tagged="tags @> ARRAY[%s]")
 
 # vectors, in pgvector's binary format: dimensions and zero, two bytes each, then the values, all big-endian
 
