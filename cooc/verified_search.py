@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from cooc.index.inverted import Inverted
 from cooc.index.shortlist import Match, Options, Results, ranked
 from cooc.index.store import Store, Vectors, blocks, intact
-from cooc.verification.agreement import Agreement
+from cooc.verification.agreement import Agreement, on_what_is_shown
 from cooc.verification.features import LocalFeatures, unpack
 from cooc.verification.probability import PROVEN, same_thing
 from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, THOROUGH, TOP, rounds
@@ -81,7 +81,8 @@ def find_verified(
         (code,) = store.features([seen.names[number]])
         if code is None:  # removed by another process
             return {}
-        own = unpack(code)
+        agreement, which = agreements[number]
+        own = on_what_is_shown(unpack(code), asked[which], agreement)
         by_words = _by_words(store, words, [own], options) if words is not None else []
         lists = [nearest(seen.rows(np.array([number])), ONWARD)[0], *(seen.numbers(ids) for ids in by_words)]
         others = [n for n in in_turn(near.tolist() for near in lists) if n not in without | {-1}][:ONWARD]

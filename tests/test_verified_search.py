@@ -125,19 +125,27 @@ def test_filters(search: ImageSearch) -> None:
 
 
 def test_thorough_goes_on_from_what_is_proven(tmp_path: Path) -> None:
-    """The query shows the left of a scene, one picture all of it, another the right: only the scene joins them."""
-    scene = np.concatenate([photo("cat"), photo("coffee")[: photo("cat").shape[0]]], axis=1)
-    left, right = photo("cat"), scene[:, photo("cat").shape[1] + 20 :]
+    """One picture shows what the query shows, from the side, and something else beside it. What shows the first of them
+    from further aside is found by it; what shows the other has nothing of the query."""
+    aside, further = (warp(photo("cat"), np.diag([k, 1, 1]), (int(451 * k), 300)) for k in (0.5, 0.3))
+    scene = np.concatenate([aside, photo("coffee")[:300]], axis=1)
     Image.fromarray(scene).save(tmp_path / "scene.png")
-    Image.fromarray(warp(right, turned(5, 0.9, (200, 150), (20, 20)), SIZE)).save(tmp_path / "right.png")
+    Image.fromarray(further).save(tmp_path / "further.png")
+    other = warp(scene[:, 260:], turned(5, 0.9, (200, 150), (20, 20)), SIZE)
+    Image.fromarray(other).save(tmp_path / "other.png")
     write_photos(tmp_path / "smooth", 14)
     with ImageSearch.create(tmp_path / ".cooc", recipe=RECIPE, descriptor=descriptor()) as search:
         search.index([tmp_path], workers=0)
-        place = {thorough: names(search, left, thorough).index("right.png") for thorough in (False, True)}
-        assert names(search, left, True)[:2] == ["scene.png", "right.png"]
+        place = {thorough: names(search, photo("cat"), thorough).index("further.png") for thorough in (False, True)}
+        assert names(search, photo("cat"), True)[:2] == ["scene.png", "further.png"]
         assert place[False] > place[True]
-        matches = search.search(left, k=3, thorough=True).matches
-        assert [match.verified for match in matches] == [True, False, False]  # it shows nothing of the query
+        matches = search.search(photo("cat"), k=3, thorough=True).matches
+        assert [match.verified for match in matches] == [True, False, False]  # they agree with the scene alone
+        both = [search.search(photo("cat"), k=17, thorough=way).matches for way in (False, True)]
+        ranks = [[match.path for match in found].index("other.png") for found in both]
+        assert ranks[1] >= ranks[0]  # the scene's other half leads nowhere
+        led = names(search, photo("coffee")[:300], True)
+        assert set(led[:2]) == {"scene.png", "other.png"}  # asked for, it is found
 
 
 def test_thorough_needs_what_it_verifies_by(search: ImageSearch, tmp_path: Path) -> None:
@@ -153,7 +161,7 @@ def test_thorough_needs_what_it_verifies_by(search: ImageSearch, tmp_path: Path)
 
 
 def names(search: ImageSearch, image: np.ndarray, thorough: bool) -> list[str]:
-    return [match.path for match in search.search(image, k=16, thorough=thorough).matches]
+    return [match.path for match in search.search(image, k=17, thorough=thorough).matches]
 
 
 def test_pages_follow_one_another(search: ImageSearch) -> None:

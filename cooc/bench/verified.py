@@ -11,11 +11,13 @@ that no round has seen follow in the order of their cosines.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +27,9 @@ from cooc.errors import CoocError, DatasetError
 from cooc.index.inverted import Inverted
 from cooc.pictures.batches import Item, decode
 from cooc.reranking import rank
-from cooc.verification.agreement import Agreement
+from cooc.verification.agreement import Agreement, on_what_is_shown
 from cooc.verification.engines import KEPT, LONGEST, QUERY, extract
-from cooc.verification.features import unpack
+from cooc.verification.features import LocalFeatures, unpack
 from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, THOROUGH, TOP, rounds
 from cooc.verification.verifier import verify
 from cooc.verification.words import ENGINE, signatures
@@ -110,43 +112,61 @@ def _write(folder: Path, codes: dict[str, bytes]) -> None:
 class Agreements:
     """What queries and pictures agree on, by each engine: looked at once, whatever the ranking that asks.
 
-    Queries are numbers; ~n is picture n of the database, asked for in turn.
+    Behind `onward`, a picture of the database is asked for in turn, as far as it shows what the query shows.
     """
 
     def __init__(self, device: str | None = None) -> None:
         self.device = device
         self.codes: dict[str, tuple[list[bytes], list[bytes]]] = {}  # engine -> of the database, of the queries
-        self.known: dict[tuple[str, int, bool], dict[int, Agreement]] = {}  # engine, query, screened -> by picture
+        self.known: dict[tuple[Any, ...], dict[int, Agreement]] = {}  # engine, what is asked, screened -> by picture
         self._words: Inverted | None = None
 
-    def look(self, engines: Sequence[str], query: int, pictures: Indices, *, screened: bool = False) -> list[Agreement]:
+    def look(
+        self,
+        engines: Sequence[str],
+        query: int,
+        pictures: Indices,
+        *,
+        onward: int | None = None,
+        screened: bool = False,
+    ) -> list[Agreement]:
         """The strongest by any of the engines, for each picture; `screened` as a search does that is not thorough."""
-        found = [self._known(engine, query, pictures.tolist(), screened) for engine in engines]
+        asked = self._asked(engines, query, onward)
+        about = (query,) if onward is None else (query, onward, *engines)
+        found = [self._known(features, about, pictures.tolist(), screened) for features in asked]
         return [max(of_one, key=lambda agreement: agreement.strength) for of_one in zip(*found, strict=True)]
 
-    def by_words(self, query: int) -> list[int]:
-        """The pictures that share most visual words with a query, where there are any."""
-        database, _ = self.codes.get(ENGINE, ([], []))
-        if not database:
+    def by_words(self, engines: Sequence[str], query: int, onward: int | None = None) -> list[int]:
+        """The pictures that share most visual words with what is asked, where an engine has words."""
+        if ENGINE not in engines:
             return []
         if self._words is None:
+            database, _ = self.codes[ENGINE]
             blocks = (database[start : start + PART] for start in range(0, len(database), PART))
             found = (one for block in blocks for one in signatures([unpack(code) for code in block]))
             self._words = Inverted.of((number.to_bytes(16), one) for number, one in enumerate(found))
-        (asked,) = signatures([self._asked(ENGINE, query)])
+        (asked,) = signatures([self._asked(engines, query, onward)])
         return [int(name, 16) for name in self._words.search(asked, THOROUGH // 2)]
 
-    def _known(self, engine: str, query: int, pictures: list[int], screened: bool) -> list[Agreement]:
-        known = self.known.setdefault((engine, query, screened), {})
+    def _known(
+        self, asked: LocalFeatures, about: tuple[Any, ...], pictures: list[int], screened: bool
+    ) -> list[Agreement]:
+        known = self.known.setdefault((asked.engine, *about, screened), {})
         new = [number for number in pictures if number not in known]
-        features = [unpack(self.codes[engine][0][number]) for number in new]
-        found = verify(self._asked(engine, query), features, device=self.device, screened=screened)
-        known.update(zip(new, found, strict=True))
+        features = [unpack(self.codes[asked.engine][0][number]) for number in new]
+        known.update(zip(new, verify([asked], features, device=self.device, screened=screened), strict=True))
         return [known[number] for number in pictures]
 
-    def _asked(self, engine: str, query: int) -> Features:
-        database, queries = self.codes[engine]
-        return unpack(queries[query] if query >= 0 else database[~query])
+    def _asked(self, engines: Sequence[str], query: int, onward: int | None) -> Features:
+        asked = _unpacked(self.codes[engine][1][query] for engine in engines)
+        if onward is None:
+            return asked
+        (agreement,) = self.look(engines, query, np.array([onward]))
+        return on_what_is_shown(_unpacked(self.codes[engine][0][onward] for engine in engines), asked, agreement)
+
+
+def _unpacked(codes: Iterable[bytes]) -> Features:
+    return tuple(itertools.chain.from_iterable(map(unpack, codes)))
 
 
 def verified_rankings(
@@ -170,7 +190,7 @@ def verified_rankings(
             found = rank(vectors, database, k)[0]
             return np.where(found == mine, -1, found)
 
-        words = agreements.by_words(query) if ENGINE in engines else []
+        words = agreements.by_words(engines, query)
         mixed = in_turn([row[:SHORTLIST].tolist(), [number for number in words if number != mine]])
         first, similar = np.array(mixed, np.int64), np.empty(len(database), np.float32)
         similar[row] = scores
@@ -178,11 +198,12 @@ def verified_rankings(
         led = first[:top][np.argsort(-np.where(strengths >= LEAST, strengths, 0), kind="stable")]
         stages["inliers first"].append(_complete(led, row, mine))
 
-        def onward(number: int, without: Set[int], mine: int = mine) -> dict[int, Agreement]:
+        def onward(number: int, without: Set[int], mine: int = mine, query: int = query) -> dict[int, Agreement]:
             near = nearest(database[number : number + 1], ONWARD, mine)[0].tolist()
-            words = agreements.by_words(~number) if ENGINE in engines else []
+            words = agreements.by_words(engines, query, number)
             others = [n for n in in_turn([near, words]) if n not in without | {-1, mine}][:ONWARD]
-            return dict(zip(others, agreements.look(engines, ~number, np.array(others, np.int64)), strict=True))
+            found = agreements.look(engines, query, np.array(others, np.int64), onward=number)
+            return dict(zip(others, found, strict=True))
 
         for stage, repeats in (("diffusion", 1), ("second round", 2), ("thorough", 2)):
             found = rounds(

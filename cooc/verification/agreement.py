@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.verification.features import LocalFeatures
-from cooc.verification.transforms import Matrix, Points
+from cooc.verification.transforms import Matrix, Points, project
 
 Box = tuple[float, float, float, float]
+
+BEYOND = 0.1  # of what the query's features span, beyond which a place is no longer shown by it
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,25 @@ def no_agreement(query: LocalFeatures, picture: LocalFeatures | None = None, ten
     none = np.zeros((0, 2), np.float32)
     size = picture.size if picture else (1, 1)
     return Agreement(query.engine, 0, 0.0, tentative, 0, 0.0, 0.0, np.eye(3), none, none, none, none, query.size, size)
+
+
+def on_what_is_shown(
+    picture: Sequence[LocalFeatures], query: Sequence[LocalFeatures], agreement: Agreement
+) -> tuple[LocalFeatures, ...]:
+    """The picture's features on what the query shows: those that lie, taken back by the transform, among the query's.
+
+    The rest of the picture may show other things, and what agrees with those has nothing of the query.
+    """
+    points = np.concatenate([features.points for features in query])
+    edge = BEYOND * (points.max(0) - points.min(0))
+    low, high = points.min(0) - edge, points.max(0) + edge
+    back = np.asarray(np.linalg.inv(agreement.transform), np.float64)
+
+    def shown(features: LocalFeatures) -> NDArray[np.bool_]:
+        there = project(back, features.points)
+        return np.asarray(((there >= low) & (there <= high)).all(1))
+
+    return tuple(features.take(shown(features)) for features in picture)
 
 
 def _side(region: Points, box: Box | None, size: tuple[int, int]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
+from cooc.verification.agreement import on_what_is_shown
 from cooc.verification.coding import quantise, unit
 from cooc.verification.engines import ENGINES, extract
 from cooc.verification.features import LocalFeatures
@@ -283,3 +284,18 @@ def test_a_slanted_view_needs_a_homography() -> None:
     agreement = agree(query, seen_through(query, SLANTED), one_to_one(80))
     assert abs(agreement.transform[2, 0]) > 1e-5
     assert agreement.inliers >= 78
+
+
+def test_what_a_picture_shows_of_the_query() -> None:
+    """A query of the middle of a plane, a picture of all of it: features beyond the query's own are left out."""
+    query, everything = scattered(300), scattered(2000, 1, (3 * SIZE[0], 3 * SIZE[1]))
+    transform = np.array([[1.0, 0, SIZE[0]], [0, 1, SIZE[1]], [0, 0, 1]])
+    same = seen_through(query, transform)
+    agreement = agree(query, same, one_to_one(300))
+    (shown,) = on_what_is_shown([everything], [query], agreement)
+    low, high = query.points.min(0), query.points.max(0)
+    low, high = low - 0.1 * (high - low), high + 0.1 * (high - low)
+    back = everything.points - SIZE
+    inside = [bool((low <= point).all() and (point <= high).all()) for point in back]
+    assert 0 < sum(inside) < 500
+    assert shown.points.tolist() == everything.points[inside].tolist()
