@@ -189,15 +189,15 @@ def opened(index: str, device: str) -> Iterator[ImageSearch]:
     try:
         search = ImageSearch.open(index, device=device, descriptor=descriptor, fingerprint=fingerprint)
     except StoreMismatchError:
-        search = ImageSearch.open(index, device=device)
+        descriptor, search = None, ImageSearch.open(index, device=device)
     with search:
         yield search
         if not _stays:
             search.keep_query_network()
-            return
-        _last[:] = [search]
-        if search.query_network is None and not search.config.given:
-            _loaded[:] = [(search.descriptor, search.meta.weights_hash)]
+        elif descriptor is None:  # else the network has been looked after
+            _last[:] = [search]
+            if search.query_network is None and not search.config.given:
+                _loaded[:] = [(search.descriptor, search.meta.weights_hash)]
 
 
 def _known(device: str) -> tuple[Descriptor, str] | tuple[None, None]:

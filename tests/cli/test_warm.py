@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cooc import asking
+from cooc.cli import warm
 from tests.labelled import write_labelled_folder
 
 RECIPE = "light+size=96"
@@ -177,3 +178,16 @@ def test_a_system_without_a_folder_for_it(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr("tempfile.tempdir", None)
     folder = asking._folder()  # warnings are errors here
     assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_the_network_of_a_search_is_looked_after_once(indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To see whether it is kept for others, all of it is read: the searches that use it again need not wait for that."""
+    monkeypatch.setattr(warm, "_stays", True)
+    monkeypatch.setattr(warm, "_loaded", [])
+    monkeypatch.setattr(warm, "_last", [])
+    for after_it in (1, 0, 0):
+        with warm.opened(str(indexed / ".cooc"), "cpu") as search:
+            search.descriptor  # noqa: B018 (as a search that loads it)
+        assert len(warm._last) == after_it
+        assert warm._loaded[0][0] is search.descriptor
+        warm._last.clear()
