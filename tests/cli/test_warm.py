@@ -181,7 +181,7 @@ def test_a_system_without_a_folder_for_it(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_the_network_of_a_search_is_looked_after_once(indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To see whether it is kept for others, all of it is read: the searches that use it again need not wait for that."""
+    """To see whether it is kept for others, all of it is read: searches that use it again need not wait."""
     monkeypatch.setattr(warm, "_stays", True)
     monkeypatch.setattr(warm, "_loaded", [])
     monkeypatch.setattr(warm, "_last", [])
