@@ -319,13 +319,17 @@ def verified(results: Results) -> Table:
             ends = ", ".join(f"{low:.0f}-{high:.0f}" for low, high in known) or "not kept"
             rows.append([_shortlist(result), str(result["dim"]), engine, *map(_three, stages), ends])
     headings = ["shortlist", "dim", "verified by", *STAGES, "95 % of the last"]
-    note = "ROxford, mAP easy / medium / hard in percent; of nothing verified, that of the cosine."
+    note = (
+        "ROxford, mAP easy / medium / hard in percent; of nothing verified, that of the cosine. "
+        "\\*: thorough as it was, each witness asked as a whole."
+    )
     return Table("Verified by geometry", headings, rows, note if rows else "", sources(used))
 
 
 def _shortlist(result: Result) -> str:
     more = [", three scales"] * (len(result["config"]["scales"]) > 1) + [", and words"] * result.get("words", False)
     more += [f", {result['top']} a round"] if "top" in result else []
+    more += ["\\*"] if result.get("witnesses") == "whole" else []
     return f"`{result['recipe'].split('+')[0]}`" + "".join(more)
 
 
