@@ -80,7 +80,7 @@ class SearchOptions(Portion):
     )
     thorough: bool = Field(
         default=False,
-        description="Verify three times as many, and then what agrees with the best of those: slower, and finds more views.",
+        description="Verify thrice as many, and then what agrees with the best of those: slower, and finds more views.",
     )
 
 
