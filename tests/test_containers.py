@@ -16,7 +16,7 @@ import pytest
 import typer
 import yaml
 
-from cooc.cli import app
+from cooc.cli import every
 from cooc.image_search.opening import DEFAULT_RECIPE
 from cooc.index import is_folder
 from cooc.index.milvus.server import Address
@@ -25,7 +25,7 @@ from cooc.weights import WEIGHTS, NpmFile
 
 ROOT = Path(__file__).parent.parent
 LINES = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text()).splitlines()
-PORT = next(p.default for p in typer.main.get_command(app).commands["serve"].params if p.name == "port")  # type: ignore[attr-defined]
+PORT = next(p.default for p in typer.main.get_command(every()).commands["serve"].params if p.name == "port")  # type: ignore[attr-defined]
 
 
 def words(instruction: str) -> list[str]:
@@ -42,7 +42,7 @@ def services() -> dict[str, Any]:
 
 def check_command(arguments: list[str]) -> None:
     """A command of cooc, with options that it has."""
-    command = typer.main.get_command(app).commands[arguments[0]]  # type: ignore[attr-defined]
+    command = typer.main.get_command(every()).commands[arguments[0]]  # type: ignore[attr-defined]
     known = {name for parameter in command.params for name in parameter.opts}
     assert {word for word in arguments[1:] if word.startswith("-")} <= known
 

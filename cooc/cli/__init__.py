@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import logging
 import os
 import sys
@@ -53,8 +54,7 @@ EVERYDAY = (
     "index", "search", "duplicates", "status", "watch", "add", "remove", "tag", "serve", "match", "explain", "heatmap"
 )  # fmt: skip
 MOVED = ("figures",)  # cooc measuring itself: python -m benchmarks
-COMMANDS = {  # of each module: one that is not asked for is not imported
-    "benching": ("bench", "data"),
+COMMANDS = {  # of each module, in the order of the help: one that is not asked for is not imported
     "reporting": ("tables", "compare"),
     "calibrating": ("calibrate",),
     "copies": ("duplicates",),
@@ -65,10 +65,11 @@ COMMANDS = {  # of each module: one that is not asked for is not imported
     "planning": ("plan",),
     "searching": ("search",),
     "serving": ("explain", "serve"),
-    "filters": ("filter",),
     "training": ("train",),
     "upkeep": ("verify", "compact", "snapshot", "restore", "rebuild", "export", "import"),
     "watching": ("watch",),
+    "benching": ("bench", "data"),
+    "filters": ("filter",),
     "weights": ("weights",),
 }
 
@@ -77,7 +78,8 @@ class Grouped(typer.core.TyperGroup):
     """The help in two groups. Commands that moved away say where they are."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(self.commands, key=lambda name: EVERYDAY.index(name) if name in EVERYDAY else len(EVERYDAY))
+        order = dict.fromkeys([*EVERYDAY, *itertools.chain.from_iterable(COMMANDS.values())])
+        return [name for name in order if name in self.commands]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         names = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]

@@ -35,7 +35,7 @@ from cooc.api.limits import Pool, RateLimit
 from cooc.api.schemas import Expansion, Reranking
 from cooc.api.security import DOCS_HEADERS, HEADERS
 from cooc.api.settings import check_host
-from cooc.cli import app as commands
+from cooc.cli import every
 from cooc.errors import InputError
 from cooc.image_search import ImageSearch
 from cooc.index.calibration import Calibration
@@ -210,7 +210,7 @@ def test_near_duplicates_are_one_thing_everywhere(client: httpx.Client, search: 
         (said[path],) = (one for one in routes[f"{API}/{path}"]["get"]["parameters"] if one["name"] == "threshold")
     assert said["images/{id}/near-duplicates"]["schema"]["default"] == NEAR_DUPLICATE
     assert f"by default {NEAR_DUPLICATE}, or {LEAST} where geometry" in said["near-duplicates"]["description"]
-    (help,) = (p.help for p in typer.main.get_command(commands).commands["duplicates"].params if p.name == "threshold")  # type: ignore[attr-defined]
+    (help,) = (p.help for p in typer.main.get_command(every()).commands["duplicates"].params if p.name == "threshold")  # type: ignore[attr-defined]
     assert f"[default: {NEAR_DUPLICATE}; {LEAST} where geometry decides]" in help
     groups = client.get(f"{API}/near-duplicates", params={"folder": "space"}).json()["groups"]
     found = [[one["path"] for one in group["pictures"]] for group in groups]
