@@ -47,13 +47,15 @@ def match_on_device(
 ) -> list[Matches | None]:
     """`match` with each of many pictures. `screened`: None instead of matches where `is_promising` says no."""
     ratio, similarity = rule_of(query, ratio, similarity)
-    longest = max((len(p) for p in pictures), default=0)
-    if not len(query) or not longest:
-        return [None if screened else NONE for _ in pictures]
+    found: list[Matches | None] = [None if screened else NONE for _ in pictures]
+    full = [n for n, picture in enumerate(pictures) if len(picture)]
+    if not len(query) or not full:
+        return found
     own = _placed([query], torch.device(device))
-    found: list[Matches | None] = []
+    longest = max(len(pictures[n]) for n in full)
     step = max(1, BATCH // (len(query) * longest))
-    for some in (pictures[start : start + step] for start in range(0, len(pictures), step)):
+    for numbers in (full[start : start + step] for start in range(0, len(full), step)):
+        some = [pictures[n] for n in numbers]
         counts = torch.tensor([len(p) for p in some]).to(device)
         starts = torch.cumsum(counts, 0) - counts
         inside = torch.arange(longest, device=device)
@@ -67,8 +69,8 @@ def match_on_device(
             worth = [True] * len(some)
         good = [n for n, is_good in enumerate(worth) if is_good]
         here, there, count = (part[good].cpu().numpy() for part in (mine, other, taken))
-        kept = {n: Matches(here[row, : count[row]], there[row, : count[row]]) for row, n in enumerate(good)}
-        found += [kept.get(n) for n in range(len(some))]
+        for row, n in enumerate(good):
+            found[numbers[n]] = Matches(here[row, : count[row]], there[row, : count[row]])
     return found
 
 

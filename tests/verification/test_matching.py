@@ -61,10 +61,11 @@ def test_more_rows_than_a_block_are_matched_alike(monkeypatch: pytest.MonkeyPatc
     assert whole.picture.tolist() == parts.picture.tolist()
 
 
-def test_more_pictures_than_a_batch_are_matched_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("batch", [2500, 1250])  # two pictures, or one: one of them has no features
+def test_more_pictures_than_a_batch_are_matched_alike(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     query, pictures = sets([20, 30, 10, 0, 25], seed=3)
     whole = match_on_device(query, pictures, "cpu")
-    monkeypatch.setattr("cooc.verification.on_device.BATCH", 2500)
+    monkeypatch.setattr("cooc.verification.on_device.BATCH", batch)
     for a, b in zip(whole, match_on_device(query, pictures, "cpu"), strict=True):
         assert a.query.tolist() == b.query.tolist()
 
