@@ -1,6 +1,6 @@
 """`geometry.agree` of a query with many pictures at once, by torch on a GPU: each step for all of them together.
 
-    agreements = agree_on_device(query, pictures, "cuda", pool, screened=True)      # one for each picture
+    agreements = agree_on_device(query, pictures, "cuda", pool, screened)      # one for each picture
 
 OpenCV estimates the transforms, in threads. What follows (inliers, plausibility, support, counts in cells) are many
 small steps: a picture at a time they cost a few milliseconds of Python each, and all of them no more than that here.
@@ -32,12 +32,11 @@ def agree_on_device(
     pictures: Sequence[LocalFeatures],
     device: str | torch.device,
     pool: Executor,
-    *,
-    screened: bool = False,
+    screened: Sequence[bool],
 ) -> list[Agreement]:
-    """`agree` with each of many pictures; with those that are not promising in nothing, if they are `screened`."""
+    """`agree` with each of many pictures; in nothing with those that are to be `screened` and are not promising."""
     found = [no_agreement(query, picture) for picture in pictures]
-    for block in compare(query, pictures, device, rule_of(query, None, None), screened=screened):
+    for block in compare(query, pictures, device, rule_of(query, None, None), screened):
         for number, agreement in _agreements(query, pictures, block, pool):
             found[number] = agreement
     return found
@@ -63,10 +62,15 @@ def _agreements(
     row = torch.tensor(good).to(model.device)
     block, sizes, transform, kept = block.take(good), sizes[good], transforms[model, row], inliers[model, row]
     supported, counts = _support(block, transform, sizes, query.size, engine)
-    fields = (transform, kept, here[good].float(), there[good].float(), supported, block.pictures.places, block.taken)
+    there_is, in_query, in_picture, *cells = (part.cpu().numpy() for part in counts)
+    shown = supported.cpu().numpy()
+    evidence = filling(shown.sum(1), there_is, in_query, in_picture)
+    fields = (transform, kept, here[good].float(), there[good].float(), block.pictures.places, block.taken)
+    arrays = [part.cpu().numpy() for part in fields]
     agreements = []
-    for n, *rest in zip(block.numbers, *(field.cpu().numpy() for field in (*fields, *counts)), strict=True):
-        matrix, among, mine, other, at, places, tentative, *cells = rest
+    for n, at, proof, matrix, among, mine, other, places, tentative, *of_cells in zip(
+        block.numbers, shown, evidence.tolist(), *arrays, *cells, strict=True
+    ):
         mine, other, alike = mine[among], other[among], places[at].view(np.float32).reshape(-1, 2)
         agreement = Agreement(
             engine=query.engine,
@@ -74,8 +78,8 @@ def _agreements(
             strength=engine.weight * len(mine),
             tentative=int(tentative),
             support=len(alike),
-            evidence=filling(len(alike), *cells[:3]),
-            inside=density(alike, *cells[3:]) if len(alike) else 0.0,
+            evidence=proof,
+            inside=density(alike, *of_cells) if len(alike) else 0.0,
             transform=matrix,
             query_points=mine,
             picture_points=other,
@@ -186,8 +190,8 @@ def _support(
     query, pictures = block.query, block.pictures
     to, growth, angle = _moved(transform, _coordinates(query.places), query.growths, query.angles)
     to, other = to.float(), torch.view_as_real(pictures.places)  # (G, Q, 2), (G, N, 2)
-    apart = torch.cdist(to, other, compute_mode="donot_use_mm_for_euclid_dist")  # (G, Q, N)
-    pair, mine, its = (apart <= TOLERANCE * sizes.amax(1)[:, None, None]).nonzero(as_tuple=True)
+    apart = sum((to[:, :, None, n] - other[:, None, :, n]).square() for n in (0, 1))  # (G, Q, N); cdist is far slower
+    pair, mine, its = (apart <= (TOLERANCE * sizes.amax(1)[:, None, None]).square()).nonzero(as_tuple=True)
     growth, angle = growth[pair, mine] - pictures.growths[pair, its], angle[pair, mine] - pictures.angles[pair, its]
     good = _alike(growth, angle, engine)
     pair, mine, its = pair[good], mine[good], its[good]

@@ -65,7 +65,7 @@ def match_on_device(
     """`match` with each of many pictures. `screened`: None instead of matches where `is_promising` says no."""
     rule = rule_of(query, ratio, similarity)
     found: list[Matches | None] = [None if screened else NONE for _ in pictures]
-    for block in compare(query, pictures, device, rule, screened=screened):
+    for block in compare(query, pictures, device, rule, [screened] * len(pictures)):
         here, there, counts = (part.cpu().numpy() for part in (block.mine, block.other, block.taken))
         for number, mine, other, count in zip(block.numbers, here, there, counts, strict=True):
             found[number] = Matches(mine[:count], other[:count])
@@ -77,10 +77,9 @@ def compare(
     pictures: Sequence[LocalFeatures],
     device: str | torch.device,
     rule: tuple[float | None, float | None],
-    *,
-    screened: bool = False,
+    screened: Sequence[bool],
 ) -> Iterator[Compared]:
-    """The pictures that have features, or of these the promising ones, as many at a time as memory allows."""
+    """Pictures that have features, without those that are `screened` and not promising; as many as memory allows."""
     full = [n for n, picture in enumerate(pictures) if len(picture)]
     if not len(query) or not full:
         return
@@ -95,15 +94,16 @@ def compare(
         flat = _placed(some, torch.device(device))
         others = Placed(*(part[(starts[:, None] + inside).clamp_max(len(part) - 1)] for part in flat))
         mine, other, taken = _matched(own.rows, others.rows, counts, *rule)
-        worth = taken >= 0
-        if screened:
+        if any(screened[n] for n in numbers):
             size = torch.tensor([max(p.size) for p in some]).to(device)
-            worth = _promising(own, others, mine[:, :MOST], other[:, :MOST], taken, size)
-        kept, most = torch.stack([worth, taken]).tolist()
-        good = [n for n, is_good in enumerate(kept) if is_good]
+            promising = _promising(own, others, mine[:, :MOST], other[:, :MOST], taken, size).tolist()
+        else:
+            promising = [True] * len(some)
+        good = [n for n, number in enumerate(numbers) if promising[n] or not screened[number]]
         if good:
-            most = max(most[n] for n in good)
-            yield Compared(numbers, own, others, counts, mine[:, :most], other[:, :most], taken).take(good)
+            block = Compared(numbers, own, others, counts, mine, other, taken).take(good)
+            most = int(block.taken.amax())
+            yield block._replace(mine=block.mine[:, :most], other=block.other[:, :most])
 
 
 def _placed(pictures: Sequence[LocalFeatures], device: torch.device) -> Placed:

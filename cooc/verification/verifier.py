@@ -65,10 +65,10 @@ def verify(
                 continue
             from cooc.verification.geometry_on_device import agree_on_device
 
-            for looked in (False, True):
-                some = [(n, p) for n, p in own if looked == (screened and part.engine == ENGINE and _many(part, p))]
-                found = agree_on_device(part, [other for _, other in some], device, pool, screened=looked)
-                done += [(n, agreement) for (n, _), agreement in zip(some, found, strict=True)]
+            others = [other for _, other in own]
+            looked = [screened and part.engine == ENGINE and _many(part, other) for other in others]
+            found = agree_on_device(part, others, device, pool, looked)
+            done += [(n, agreement) for (n, _), agreement in zip(own, found, strict=True)]
         done += [(n, one) for numbers, job in looks for n, one in zip(numbers, job.result(), strict=True)]
         done += [(number, job.result()) for number, job in jobs]
         for number, agreement in done:

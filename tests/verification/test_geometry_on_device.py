@@ -20,7 +20,7 @@ NAMES = ["cat", "astronaut", "coffee", "astronaut", "rocket", "astronaut"]
 
 def on_device(query: LocalFeatures, pictures: list[LocalFeatures], *, screened: bool = False) -> list[Agreement]:
     with ThreadPoolExecutor(2) as pool:
-        return agree_on_device(query, pictures, "cpu", pool, screened=screened)
+        return agree_on_device(query, pictures, "cpu", pool, [screened] * len(pictures))
 
 
 def assert_same(found: Agreement, expected: Agreement) -> None:
