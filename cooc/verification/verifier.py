@@ -10,8 +10,8 @@ each: left to itself it shares every product among all cores and waits for them,
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -25,6 +25,8 @@ from cooc.verification.geometry import agree
 from cooc.verification.matching import match
 from cooc.verification.screening import Sought, is_promising, rough_matches, sought
 from cooc.verification.words import ENGINE
+
+Numbered = list[tuple[int, LocalFeatures]]  # pictures, and which of them
 
 AT_ONCE = 30  # pictures that one thread screens together
 MANY = 1 << 18  # pairs of features, below which a full comparison is quick, and a first look would miss too much
@@ -48,51 +50,72 @@ def verify(
     if not query:
         raise InputError("The query has no local features: extract() makes them.")
     best: list[Agreement | None] = [None] * len(pictures)
-    with _one_thread(), ThreadPoolExecutor(workers or os.cpu_count() or 1, "verify") as pool:
-        jobs: list[tuple[int, Future[Agreement]]] = []
-        looks: list[tuple[list[int], Future[list[Agreement]]]] = []
-        done: list[tuple[int, Agreement]] = []
+    pool = _pool(workers or os.cpu_count() or 1)
+    with _one_thread():
+        waiting: list[tuple[list[int], Callable[[], list[Agreement]]]] = []
         for part in query:
             own = [(n, other) for n, sets in enumerate(pictures) for other in sets if other.engine == part.engine]
-            if device is None and screened and part.engine == ENGINE:
-                lookup, many = sought(part), [(n, other) for n, other in own if _many(part, other)]
-                for some in (many[start : start + AT_ONCE] for start in range(0, len(many), AT_ONCE)):
-                    numbers, others = [n for n, _ in some], [other for _, other in some]
-                    looks.append((numbers, pool.submit(_screened, part, lookup, others)))
-                own = [(n, other) for n, other in own if not _many(part, other)]
+            few, many = own, []
+            if screened and part.engine == ENGINE:
+                few, many = ([one for one in own if _many(part, one[1]) == wanted] for wanted in (False, True))
             if device is None:
-                jobs += [(number, pool.submit(_agreement, part, other)) for number, other in own]
-                continue
-            from cooc.verification.geometry_on_device import agree_on_device
-
-            others = [other for _, other in own]
-            looked = [screened and part.engine == ENGINE and _many(part, other) for other in others]
-            found = agree_on_device(part, others, device, pool, looked)
-            done += [(n, agreement) for (n, _), agreement in zip(own, found, strict=True)]
-        done += [(n, one) for numbers, job in looks for n, one in zip(numbers, job.result(), strict=True)]
-        done += [(number, job.result()) for number, job in jobs]
-        for number, agreement in done:
+                waiting += _by_threads(part, few, many, pool)
+            else:
+                waiting.append(_by_gpu(part, few, many, pool, device))
+        for number, agreement in (pair for numbers, wait in waiting for pair in zip(numbers, wait(), strict=True)):
             before = best[number]
             if before is None or agreement.strength > before.strength:
                 best[number] = agreement
     return [agreement or no_agreement(query[0]) for agreement in best]
 
 
+def _by_threads(
+    query: LocalFeatures, few: Numbered, many: Numbered, pool: Executor
+) -> Iterator[tuple[list[int], Callable[[], list[Agreement]]]]:
+    """Work that has begun, and a call that waits for it: `many` are those that get a first look."""
+    if many:
+        lookup = sought(query)
+        for some in (many[start : start + AT_ONCE] for start in range(0, len(many), AT_ONCE)):
+            job = pool.submit(_screened, query, lookup, [other for _, other in some])
+            yield [number for number, _ in some], job.result
+    for number, other in few:
+        yield [number], pool.submit(_agreement, query, other).result
+
+
+def _by_gpu(
+    query: LocalFeatures, few: Numbered, many: Numbered, pool: Executor, device: str
+) -> tuple[list[int], Callable[[], list[Agreement]]]:
+    from cooc.verification.geometry_on_device import agree_on_device
+
+    screened = [False] * len(few) + [True] * len(many)
+    found = agree_on_device(query, [other for _, other in few + many], device, pool, screened)
+    return [number for number, _ in few + many], lambda: found
+
+
 def _many(query: LocalFeatures, picture: LocalFeatures) -> bool:
     return len(query) * len(picture) >= MANY
 
 
-def _agreement(query: LocalFeatures, picture: LocalFeatures) -> Agreement:
-    return agree(query, picture, match(query, picture))
+def _agreement(query: LocalFeatures, picture: LocalFeatures) -> list[Agreement]:
+    return [agree(query, picture, match(query, picture))]
 
 
 def _screened(query: LocalFeatures, lookup: Sought, pictures: Sequence[LocalFeatures]) -> list[Agreement]:
     return [
-        _agreement(query, picture)
+        agree(query, picture, match(query, picture))
         if is_promising(query, picture, matches)
         else no_agreement(query, picture, len(matches.query))
         for picture, matches in zip(pictures, rough_matches(lookup, pictures), strict=True)
     ]
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    """Threads that stay for the next query: to start sixteen takes longer than most of what they do."""
+    return ThreadPoolExecutor(workers, "verify")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of these threads
 
 
 @cache

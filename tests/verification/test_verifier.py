@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import multiprocessing
+import warnings
+
 import numpy as np
 import pytest
 
@@ -34,6 +37,22 @@ def test_threads_change_nothing(view: np.ndarray, workers: int) -> None:
     pictures = [extract("sift", photo("astronaut"), limit=n) for n in (200, 400, 800)]
     query = extract("sift", view)
     assert [a.inliers for a in verify(query, pictures, workers=workers)] == [a.inliers for a in verify(query, pictures)]
+
+
+def test_a_forked_process_has_threads_of_its_own(view: np.ndarray) -> None:
+    """Those of its parent are not there: it would wait for them for ever."""
+    query, picture = extract("sift", view, limit=200), extract("sift", photo("astronaut"), limit=200)
+    (expected,) = verify(query, [picture])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: that forking beside threads is a risk
+        child = multiprocessing.get_context("fork").Process(target=verify, args=(query, [picture]))
+        child.start()
+    child.join(60)
+    alive = child.is_alive()
+    child.kill()
+    assert not alive
+    assert child.exitcode == 0
+    assert expected.inliers > 0
 
 
 def test_of_several_engines_the_strongest_counts(view: np.ndarray) -> None:
