@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -48,9 +50,10 @@ def measure_speed(
     work: dict[str, Callable[[int], object]] = {"network": describe}
     size = {}
     for engine in engines:
-        codes = [pack(extract(engine, p, device=device)) for p in pixels]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            codes = list(pool.map(lambda p, engine=engine: pack(extract(engine, p, device=device)), pixels))
+            queries = list(pool.map(lambda p, engine=engine: extract(engine, p, limit=QUERY, device=device), pixels))
         size[engine] = round(sum(map(len, codes)) / len(codes))
-        queries = [extract(engine, p, limit=QUERY, device=device) for p in pixels]
         work[f"{engine}: features"] = partial(_extract, engine, pixels, device)
         for name, screened in (("verify", False), ("screen and verify", True))[: 2 if engine == ENGINE else 1]:
             work[f"{engine}: {name} {PICTURES}"] = partial(
