@@ -170,12 +170,10 @@ def add(
     as_json: options.Events = False,
 ) -> None:
     """Add single pictures to an index, or describe them again if they changed."""
-    from cooc.image_search import ImageSearch
-
     for file in files:
         if Path(file).is_dir():
             raise InputError(f"{file!r} is a folder: cooc index {file}")
-    with ImageSearch.open(options.find_index(index), write=True, device=device) as search:
+    with options.opened(index, write=True, device=device) as search:
         with running(search, quiet, as_json) as progress:
             report = search.add(files, progress=progress)
         finish(search, report, quiet, as_json)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from cooc.index.checks import checksum
 from cooc.index.postgres.connections import Connection
-from cooc.index.postgres.tables import checksum
 from cooc.index.records import path_text
 from cooc.index.sql import UNUSED
 from cooc.index.store import Code

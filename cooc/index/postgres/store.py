@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from cooc.index.checks import FEATURES_DAMAGED, VECTOR_DAMAGED, WRONG_ID, check_format, missing, moving
+from cooc.index.checks import FEATURES_DAMAGED, VECTOR_DAMAGED, WRONG_ID, check_format, checksum, missing, moving
 from cooc.index.copying import copy_to_folder
 from cooc.index.postgres import features, tables
 from cooc.index.postgres.connections import Address, Connection, Server
 from cooc.index.postgres.nearest import Nearest, drop_old_graphs
-from cooc.index.postgres.tables import RECORD, WHOLE, checksum, decoded, encoded, matching, whole
+from cooc.index.postgres.tables import RECORD, WHOLE, decoded, encoded, matching, whole
 from cooc.index.records import (
     FORMAT,
     BadFile,

@@ -15,7 +15,6 @@ gets a vector checks it here, who looks for damage in all of them need not send 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from psycopg import sql
 
+from cooc.index.checks import checksum
 from cooc.index.postgres.connections import Connection
 from cooc.index.records import FORMAT, Forgotten, Record, id_bytes, in_words, now, path_bytes
 from cooc.index.sql import FORGOTTEN, forgotten
@@ -91,10 +91,6 @@ def read_state(connection: Connection) -> Counts:
 matching = partial(in_words, value="%s", tagged="tags @> ARRAY[%s]")
 
 # vectors, in pgvector's binary format: dimensions and zero, two bytes each, then the values, all big-endian
-
-
-def checksum(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()[:8]
 
 
 def whole(data: bytes, kept: bytes | None) -> bool:
