@@ -13,7 +13,7 @@ from cooc.cli import app, options, out
 from cooc.cli.cores import sharing_cores
 from cooc.cli.estimating import show_estimates, tell_before_a_long_run
 from cooc.cli.runs import finish, running
-from cooc.errors import InputError, StoreMissingError, UnknownNameError, WeightsError, counted
+from cooc.errors import InputError, StoreMissingError, UnknownNameError, WeightsError, check_name, counted
 
 if TYPE_CHECKING:
     from cooc.image_search import ImageSearch
@@ -94,8 +94,7 @@ def index(
     from cooc.pictures import is_url
     from cooc.pictures.malloc import keep_maps
 
-    if engine not in ENGINES:
-        raise UnknownNameError("engine", engine, ENGINES)
+    check_name("engine", engine, ENGINES)
     missing = [f for f in folders if not is_url(f) and not Path(f).is_dir() and not f.endswith(".tar")]
     for folder in missing:
         if not index or Path(folder).exists():  # else the index may know it: then it is away
