@@ -14,6 +14,8 @@ from cooc.verification.transforms import Matrix, Points, project
 
 Box = tuple[float, float, float, float]
 
+NONE = np.zeros((0, 2), np.float32)
+SAME = np.eye(3)
 BEYOND = 0.1  # of what the query's features span, beyond which a place is no longer shown by it
 
 
@@ -66,9 +68,8 @@ def evenly(count: int, most: int) -> NDArray[np.int64]:
 
 
 def no_agreement(query: LocalFeatures, picture: LocalFeatures | None = None, tentative: int = 0) -> Agreement:
-    none = np.zeros((0, 2), np.float32)
     size = picture.size if picture else (1, 1)
-    return Agreement(query.engine, 0, 0.0, tentative, 0, 0.0, 0.0, np.eye(3), none, none, none, none, query.size, size)
+    return Agreement(query.engine, 0, 0.0, tentative, 0, 0.0, 0.0, SAME, NONE, NONE, NONE, NONE, query.size, size)
 
 
 def on_what_is_shown(

@@ -10,7 +10,8 @@ which keeps more of the inliers of a print seen at a slant. The one with more in
 A match is an inlier if the transform maps its point to within `TOLERANCE` of the picture's longer side **and** turns
 and scales it as the two features themselves are turned and scaled. Chance agrees in position, hardly ever in position,
 size and direction: of wrong pairs, 99 in 100 then have 2 inliers or fewer, where position alone leaves them 7.
-The number alone is no proof, though: see `support.py` for what `evidence` and `inside` add.
+The number alone is no proof, though: see `support.py` for what `evidence` and `inside` add. For many pictures at once,
+on a GPU, `geometry_on_device.py` does the same.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ TOLERANCE = 0.012  # of the picture's longer side: 12 pixels at 1024
 FEWEST = 4  # inliers below which nothing is claimed
 ITERATIONS = 1000
 NARROWEST = 5.0  # how much more a transform may stretch one direction than another
+SPOTS = 400  # across the longer side: features at one of them are one point, such as one with two directions
 LARGEST = 25.0  # how much larger a thing may be in one picture than in the other, as shares of their longer sides
 
 
@@ -43,8 +45,7 @@ def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches) -> Agr
     near = TOLERANCE * max(picture.size)
     engine = ENGINES[query.engine]
     best, transform = np.zeros(0, np.int64), nothing.transform
-    for estimate in (_affine, _homography):
-        found = estimate(here.points, there.points, near)
+    for found in estimates(here.points, there.points, near):
         if found is None:
             continue
         inliers = _inliers(here, there, found, near, engine)
@@ -65,11 +66,16 @@ def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches) -> Agr
         transform=transform,
         query_points=mine,
         picture_points=other,
-        query_region=_hull(mine),
-        picture_region=_hull(other),
+        query_region=hull(mine),
+        picture_region=hull(other),
         query_size=query.size,
         picture_size=picture.size,
     )
+
+
+def estimates(here: Points, there: Points, near: float) -> tuple[Matrix | None, Matrix | None]:
+    """The affine map and the homography that most of the matches agree on, as far as there are such."""
+    return _affine(here, there, near), _homography(here, there, near)
 
 
 def _usac(near: float) -> cv2.UsacParams:
@@ -125,7 +131,7 @@ def _inliers(here: LocalFeatures, there: LocalFeatures, transform: Matrix, near:
     if len(kept) < FEWEST:
         return kept
     for points in (here.points / max(here.size), there.points / max(there.size)):
-        across, down = np.round(points[kept].T * 400).astype(np.int64)  # a feature with two directions is one point
+        across, down = np.round(points[kept].T * SPOTS).astype(np.int64)
         kept = kept[np.sort(np.unique(across << 32 | down, return_index=True)[1])]
     return kept
 
@@ -151,5 +157,5 @@ def plausible(transform: Matrix, here: LocalFeatures, there: LocalFeatures) -> b
     return True
 
 
-def _hull(points: Points) -> Points:
+def hull(points: Points) -> Points:
     return np.asarray(cv2.convexHull(points)[:, 0], np.float32)

@@ -2,14 +2,13 @@
 
     matches = match_on_device(query, pictures, "cuda", screened=True)     # for each picture; None: not worth a look
 
-Comparing is cheap there and the geometry, on the CPU, is not. So all features are compared, and the vote of
-`screening.is_promising` is the first look, both before anything comes back. What a code has of a picture goes to the
-GPU as it is and is decoded there.
+All features are compared, and the vote of `screening.is_promising` is the first look, both before anything comes back.
+What a code has of a picture goes to the GPU as it is and is decoded there. `geometry_on_device.py` goes on from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +35,24 @@ class Placed(NamedTuple):
     angles: Tensor  # (...) degrees
 
 
+class Compared(NamedTuple):
+    """A query and some of the pictures, with their matches: the first `taken` of (B, M), the most certain first."""
+
+    numbers: list[int]  # which of the pictures: B
+    query: Placed
+    pictures: Placed
+    counts: Tensor  # (B,): features of each
+    mine: Tensor  # (B, M): of the query,
+    other: Tensor  # (B, M): and of the picture
+    taken: Tensor  # (B,)
+
+    def take(self, which: list[int]) -> Compared:
+        """Some of the pictures."""
+        pictures = Placed(*(part[which] for part in self.pictures))
+        rest = (part[which] for part in (self.counts, self.mine, self.other, self.taken))
+        return Compared([self.numbers[n] for n in which], self.query, pictures, *rest)
+
+
 def match_on_device(
     query: LocalFeatures,
     pictures: Sequence[LocalFeatures],
@@ -46,11 +63,26 @@ def match_on_device(
     screened: bool = False,
 ) -> list[Matches | None]:
     """`match` with each of many pictures. `screened`: None instead of matches where `is_promising` says no."""
-    ratio, similarity = rule_of(query, ratio, similarity)
+    rule = rule_of(query, ratio, similarity)
     found: list[Matches | None] = [None if screened else NONE for _ in pictures]
+    for block in compare(query, pictures, device, rule, [screened] * len(pictures)):
+        here, there, counts = (part.cpu().numpy() for part in (block.mine, block.other, block.taken))
+        for number, mine, other, count in zip(block.numbers, here, there, counts, strict=True):
+            found[number] = Matches(mine[:count], other[:count])
+    return found
+
+
+def compare(
+    query: LocalFeatures,
+    pictures: Sequence[LocalFeatures],
+    device: str | torch.device,
+    rule: tuple[float | None, float | None],
+    screened: Sequence[bool],
+) -> Iterator[Compared]:
+    """Pictures that have features, without those that are `screened` and not promising; as many as memory allows."""
     full = [n for n, picture in enumerate(pictures) if len(picture)]
     if not len(query) or not full:
-        return found
+        return
     own = _placed([query], torch.device(device))
     longest = max(len(pictures[n]) for n in full)
     step = max(1, BATCH // (len(query) * longest))
@@ -61,17 +93,17 @@ def match_on_device(
         inside = torch.arange(longest, device=device)
         flat = _placed(some, torch.device(device))
         others = Placed(*(part[(starts[:, None] + inside).clamp_max(len(part) - 1)] for part in flat))
-        mine, other, taken = _matched(own.rows, others.rows, counts, ratio, similarity)
-        if screened:
+        mine, other, taken = _matched(own.rows, others.rows, counts, *rule)
+        if any(screened[n] for n in numbers):
             size = torch.tensor([max(p.size) for p in some]).to(device)
-            worth = _promising(own, others, mine[:, :MOST], other[:, :MOST], taken, size).tolist()
+            promising = _promising(own, others, mine[:, :MOST], other[:, :MOST], taken, size).tolist()
         else:
-            worth = [True] * len(some)
-        good = [n for n, is_good in enumerate(worth) if is_good]
-        here, there, count = (part[good].cpu().numpy() for part in (mine, other, taken))
-        for row, n in enumerate(good):
-            found[numbers[n]] = Matches(here[row, : count[row]], there[row, : count[row]])
-    return found
+            promising = [True] * len(some)
+        good = [n for n, number in enumerate(numbers) if promising[n] or not screened[number]]
+        if good:
+            block = Compared(numbers, own, others, counts, mine, other, taken).take(good)
+            most = int(block.taken.amax())
+            yield block._replace(mine=block.mine[:, :most], other=block.other[:, :most])
 
 
 def _placed(pictures: Sequence[LocalFeatures], device: torch.device) -> Placed:

@@ -17,8 +17,6 @@ light one in ten, so that a cell with a few features says little (measured: docs
 
 from __future__ import annotations
 
-import math
-
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +27,7 @@ from cooc.verification.features import LocalFeatures
 from cooc.verification.transforms import Matrix, Points, distances, moved, project
 
 Indices = NDArray[np.int64]
+Counts = NDArray[np.float64]
 
 GRID = 10  # cells across what both pictures show,
 INSIDE = 5  # and across what the support spans
@@ -75,14 +74,15 @@ def evidence(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, po
     if not len(points) or not len(mine) or not len(other):
         return 0.0
     low, high = np.maximum(mine.min(0), other.min(0)), np.minimum(mine.max(0), other.max(0))
-    there = _count(points, low, high, GRID)
-    filled = int((there > 0).sum())
-    if not filled:
-        return 0.0
-    chance = np.sqrt(  # where both have features
-        np.maximum(_count(mine, low, high, GRID), there) * np.maximum(_count(other, low, high, GRID), there)
-    )
-    return min(_dealt(chance / chance.sum(), filled), WHOLE * len(points))  # all cells filled: no number is too large
+    return float(filling(len(points), *(_count(some, low, high, GRID) for some in (points, mine, other))))
+
+
+def filling(points: int | Indices, there: Counts, mine: Counts, other: Counts) -> Counts:
+    """`evidence` (...) of so many points, by how many of them and of both pictures' features are in a cell (..., C)."""
+    filled = (there > 0).sum(-1)
+    chance = np.sqrt(np.maximum(mine, there) * np.maximum(other, there))  # where both have features
+    dealt = _dealt(chance / np.maximum(chance.sum(-1, keepdims=True), 1), filled)
+    return np.where(filled > 0, np.minimum(dealt, WHOLE * points), 0)  # all cells filled: no number is too large
 
 
 def inside(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, points: Points) -> float:
@@ -94,16 +94,20 @@ def inside(query: LocalFeatures, picture: LocalFeatures, transform: Matrix, poin
     if not len(points):
         return 0.0
     low, high = points.min(0), points.max(0)
-    there = _count(points, low, high, INSIDE)
     mine, other = (_count(one, low, high, INSIDE) for one in (project(transform, query.points), picture.points))
+    return density(points, _count(points, low, high, INSIDE), mine, other)
+
+
+def density(points: Points, there: Counts, mine: Counts, other: Counts) -> float:
+    """`inside` of the points, by how many of them and of each picture's features lie in each cell of their extent."""
     could = np.maximum(np.minimum(mine, other), there)
-    between = _within(np.asarray(cv2.convexHull(points)[:, 0], np.float32), low, high)
+    between = _within(np.asarray(cv2.convexHull(points)[:, 0], np.float32), points.min(0), points.max(0))
     rate = there.sum() / could[there > 0].sum()
     should = (1 - (1 - rate) ** could)[between | (there > 0)].sum()
     return min(float((there > 0).sum() / should), 1.0)
 
 
-def _count(points: Points, low: Points, high: Points, cells: int) -> NDArray[np.float64]:
+def _count(points: Points, low: Points, high: Points, cells: int) -> Counts:
     """How many of the points lie in each of cells x cells between two corners, both of which count."""
     inner = points[_between(points, low, high)]
     column, row = np.minimum((inner - low) * cells / np.maximum(high - low, 1e-6), cells - 1).astype(np.int64).T
@@ -128,15 +132,13 @@ def _between(points: Points, low: NDArray[np.floating], high: NDArray[np.floatin
     return np.asarray((x >= left) & (y >= top) & (x <= right) & (y <= bottom))
 
 
-def _dealt(chance: NDArray[np.float64], filled: int) -> float:
-    """How many points, dealt to cells by `chance`, fill `filled` of them on average."""
-    few, many = 0.1, 1e5
+def _dealt(chance: Counts, filled: Indices) -> Counts:
+    """How many points (...), dealt to cells by `chance` (..., C), fill `filled` (...) of them on average."""
+    few, many = np.full(filled.shape, 0.1), np.full(filled.shape, 1e5)
     with np.errstate(divide="ignore"):
         missed = np.log1p(-chance)  # by one point; -inf where a cell has all of them
     for _ in range(40):  # the mean number of cells filled grows with the points: halve the (logarithmic) range
-        middle = math.sqrt(few * many)
-        if len(missed) - np.exp(middle * missed).sum() < filled:
-            few = middle
-        else:
-            many = middle
+        middle = np.sqrt(few * many)
+        more = chance.shape[-1] - np.exp(middle[..., None] * missed).sum(-1) < filled
+        few, many = np.where(more, middle, few), np.where(more, many, middle)
     return few

@@ -9,7 +9,6 @@ each: left to itself it shares every product among all cores and waits for them,
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,6 +51,7 @@ def verify(
     with _one_thread(), ThreadPoolExecutor(workers or os.cpu_count() or 1, "verify") as pool:
         jobs: list[tuple[int, Future[Agreement]]] = []
         looks: list[tuple[list[int], Future[list[Agreement]]]] = []
+        done: list[tuple[int, Agreement]] = []
         for part in query:
             own = [(n, other) for n, sets in enumerate(pictures) for other in sets if other.engine == part.engine]
             if device is None and screened and part.engine == ENGINE:
@@ -63,16 +63,15 @@ def verify(
             if device is None:
                 jobs += [(number, pool.submit(_agreement, part, other)) for number, other in own]
                 continue
-            from cooc.verification.on_device import match_on_device
+            from cooc.verification.geometry_on_device import agree_on_device
 
-            for looked in (False, True):
-                some = [(n, p) for n, p in own if looked == (screened and part.engine == ENGINE and _many(part, p))]
-                found = match_on_device(part, [other for _, other in some], device, screened=looked)
-                for (number, other), matches in zip(some, found, strict=True):
-                    if matches is not None:
-                        jobs.append((number, pool.submit(agree, part, other, matches)))
-        found_by_looks = ((n, one) for numbers, job in looks for n, one in zip(numbers, job.result(), strict=True))
-        for number, agreement in itertools.chain(found_by_looks, ((number, job.result()) for number, job in jobs)):
+            others = [other for _, other in own]
+            looked = [screened and part.engine == ENGINE and _many(part, other) for other in others]
+            found = agree_on_device(part, others, device, pool, looked)
+            done += [(n, agreement) for (n, _), agreement in zip(own, found, strict=True)]
+        done += [(n, one) for numbers, job in looks for n, one in zip(numbers, job.result(), strict=True)]
+        done += [(number, job.result()) for number, job in jobs]
+        for number, agreement in done:
             before = best[number]
             if before is None or agreement.strength > before.strength:
                 best[number] = agreement
