@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from cooc.errors import InputError, UnknownNameError, WeightsError, first_line
+from cooc.errors import InputError, UnknownNameError, WeightsError, check_name, first_line
 from cooc.networks import VGG16, EfficientNetLite, ResNet
 from cooc.timm_models import timm_model
 from cooc.tuning import tune
@@ -148,8 +148,7 @@ def build_backbone(
     elif name in BACKBONES:
         backbone = BACKBONES[name]
         layer = layer or next(iter(backbone.layers))
-        if layer not in backbone.layers:
-            raise UnknownNameError(f"layer of {name}", layer, backbone.layers)
+        check_name(f"layer of {name}", layer, backbone.layers)
         with torch.device("cpu" if weights is None else "meta"):  # random numbers are made only where they stay
             network = backbone.build(layer)
     else:

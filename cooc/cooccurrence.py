@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cooc import kernels
-from cooc.errors import InputError, UnknownNameError
+from cooc.errors import InputError, UnknownNameError, check_name
 from cooc.filter_files import read_filter, write_filter
 
 FORMS = ("direct", "learned", "factored")
@@ -141,8 +141,7 @@ def shih_cooccurrence(A: Tensor, radius: int = 4, form: str = "tensor") -> Tenso
     """
     _check_maps(A)
     _check_radius(radius)
-    if form not in ("vector", "tensor"):
-        raise UnknownNameError("form of Shih's co-occurrence", form, ("vector", "tensor"))
+    check_name("form of Shih's co-occurrence", form, ("vector", "tensor"))
     _check_finite(A)
     B, C, H, W = A.shape
     if not torch.compiler.is_compiling():  # where sizes are symbols
@@ -194,8 +193,7 @@ class Cooccurrence(nn.Module):
         filter: Tensor | None = None,
     ) -> None:
         super().__init__()
-        if form not in FORMS:
-            raise UnknownNameError("form of co-occurrence", form, FORMS)
+        check_name("form of co-occurrence", form, FORMS)
         _check_radius(radius)
         if form != "direct" and channels is None and filter is None:
             raise InputError(f"Cooccurrence({form!r}) needs channels=, the number of channels of the activations.")

@@ -24,7 +24,7 @@ Exit code 3 is no exception: a command that did its work, but had to leave some 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 PARTIAL = 3  # exit code: done, some files left out and reported
@@ -61,13 +61,18 @@ class InputError(CoocError, ValueError):
 
 
 class UnknownNameError(InputError):
-    """`raise UnknownNameError("recipe", name, RECIPES)` names the nearest spelling and all choices."""
+    """`check_name("recipe", name, RECIPES)` raises it: it names the nearest spelling and all choices."""
 
     def __init__(self, kind: str, name: object, choices: Iterable[str]) -> None:
         known = sorted(choices)
         near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         super().__init__(f"Unknown {kind} {name!r}.{hint} Choices: {', '.join(known)}.")
+
+
+def check_name(kind: str, name: object, known: Collection[str]) -> None:
+    if name not in known:
+        raise UnknownNameError(kind, name, known)
 
 
 class ImageError(InputError):

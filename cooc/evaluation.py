@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cooc.errors import InputError, UnknownNameError
+from cooc.errors import InputError, check_name
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -188,8 +188,7 @@ def bootstrap_interval(ap: ArrayLike, n: int = 10_000, level: float = 0.95, seed
 
 
 def _rule(protocol: str) -> Protocol:
-    if protocol not in PROTOCOLS:
-        raise UnknownNameError("protocol", protocol, PROTOCOLS)
+    check_name("protocol", protocol, PROTOCOLS)
     return PROTOCOLS[protocol]
 
 

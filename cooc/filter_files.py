@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from cooc.errors import InputError, UnknownNameError
+from cooc.errors import InputError, check_name
 from cooc.files import replacing
 
 STORAGE = {"float32": torch.float32, "float16": torch.float16}
@@ -33,8 +33,7 @@ def write_filter(
     about: Mapping[str, Any] | None = None,
 ) -> None:
     """`parameters` are those of the form, `full()` is the whole filter: what goes into a .npy."""
-    if storage not in STORAGE:
-        raise UnknownNameError("storage of a filter", storage, STORAGE)
+    check_name("storage of a filter", storage, STORAGE)
     if Path(path).suffix == ".npy":
         with replacing(path) as file:
             np.save(file, full().float().cpu().numpy())

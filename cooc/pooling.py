@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from cooc import kernels
-from cooc.errors import InputError, UnknownNameError
+from cooc.errors import InputError, check_name
 
 
 def l2_normalise(x: Tensor) -> Tensor:
@@ -73,8 +73,7 @@ def mask(A: Tensor, name: str, *, sigma: float = 0.5, sizes: Tensor | None = Non
     Of maps that were padded to one shape, sizes (B, 2) are the rows and columns that count: each is multiplied by the
     mask that it has alone, and is 0 beyond them.
     """
-    if name not in MASKS:
-        raise UnknownNameError("mask", name, MASKS)
+    check_name("mask", name, MASKS)
     options = {"sigma": sigma} if name == "centre" else {}
     if sizes is not None:
         weights = torch.zeros(len(A), 1, *A.shape[2:], device=A.device)

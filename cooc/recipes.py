@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cooc.activations import BACKBONES
-from cooc.errors import InputError, UnknownNameError, WhiteningError
+from cooc.errors import InputError, UnknownNameError, WhiteningError, check_name
 from cooc.files import DATA
 from cooc.pooling import MASKS, POOLINGS
 from cooc.weights import weights_home
@@ -64,15 +64,13 @@ class DescriptorConfig:
                 raise UnknownNameError("backbone", self.backbone, [*BACKBONES, "timm:NAME"])
             layers = BACKBONES[self.backbone].layers
             put(self, "layer", self.layer or next(iter(layers)))
-            if self.layer not in layers:
-                raise UnknownNameError(f"layer of {self.backbone}", self.layer, layers)
+            check_name(f"layer of {self.backbone}", self.layer, layers)
         for kind, name, known in (
             ("mask", self.mask, MASKS),
             ("pooling", self.pooling, POOLINGS),
             ("co-occurrence", self.cooccurrence, COOCCURRENCES),
         ):
-            if name not in known:
-                raise UnknownNameError(kind, name, known)
+            check_name(kind, name, known)
         for option, _ in self.options:
             if option not in POOLINGS[self.pooling].options:
                 choices = _settings() + POOLINGS[self.pooling].options
@@ -181,8 +179,7 @@ def _settings() -> list[str]:
 
 def _check_settings(names: Iterable[str]) -> None:
     for name in names:
-        if name not in _settings():
-            raise UnknownNameError("setting", name, _settings())
+        check_name("setting", name, _settings())
 
 
 def find_filter(name: str) -> Path:

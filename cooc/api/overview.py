@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
-from cooc.image_search import ImageSearch
+from cooc.index.store import Store, Tally
 
 
-@dataclass
-class Counts:
-    folders: Counter[str] = field(default_factory=Counter)  # of all below each
-    tags: Counter[str] = field(default_factory=Counter)
-    months: Counter[str] = field(default_factory=Counter)  # 2023-08; "" for pictures without a date
+def overview(store: Store) -> Tally:
+    """Folders with all below each."""
+    found, folders = store.tally(), Counter[str]()
+    for folder, count in found.folders.items():
+        while folder:
+            folders[folder] += count
+            folder = folder.rpartition("/")[0]
+    return found._replace(folders=folders)
 
-    @classmethod
-    def of(cls, search: ImageSearch) -> Counts:
-        found = search.store.tally()
-        counts = cls(tags=found.tags, months=found.months)
-        for folder, count in found.folders.items():
-            while folder:
-                counts.folders[folder] += count
-                folder = folder.rpartition("/")[0]
-        return counts
 
-    def below(self, parent: str) -> dict[str, int]:
-        """Folders directly below one, in order."""
-        start = f"{parent}/" if parent else ""
-        return {
-            name: self.folders[name]
-            for name in sorted(self.folders)
-            if name.startswith(start) and "/" not in name[len(start) :]
-        }
+def below(folders: Mapping[str, int], parent: str) -> dict[str, int]:
+    """Those directly below one, in order."""
+    start = f"{parent}/" if parent else ""
+    return {name: folders[name] for name in sorted(folders) if name.startswith(start) and "/" not in name[len(start) :]}

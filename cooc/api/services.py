@@ -23,7 +23,7 @@ from cooc.api.indexing import Indexing
 from cooc.api.kept import Kept
 from cooc.api.limits import Pool
 from cooc.api.metrics import Metrics
-from cooc.api.overview import Counts
+from cooc.api.overview import overview
 from cooc.api.pictures import Pictures
 from cooc.api.settings import Settings
 from cooc.api.uploads import Uploads
@@ -58,7 +58,7 @@ class Services:
         self.pictures = Pictures(search, self.decoders, settings.thumbnail_bytes)
         self.uploads = Uploads(settings.keep_seconds, settings.keep_bytes)
         self.writer = Writer(search, settings)
-        self.overview = Kept(self.writer, partial(Counts.of, search))
+        self.overview = Kept(self.writer, partial(overview, search.store))
         self.copies = Copies(search, self.writer, self.decoders, self.comparing, self.showing)
         self.indexing = Indexing(search, self.writer)
         self._streams = asyncio.Semaphore(settings.downloads)

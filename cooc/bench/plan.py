@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cooc.errors import InputError, UnknownNameError
+from cooc.errors import InputError, check_name
 from cooc.files import DATA
 
 MISSING = "not measured"
@@ -106,8 +106,7 @@ def packaged() -> Constants:
 def plan(images: float, setting: Setting, known: Constants, layouts: tuple[str, ...] = tuple(LAYOUTS)) -> list[Need]:
     count = check_images(images)
     for name in layouts:
-        if name not in LAYOUTS:
-            raise UnknownNameError("storage", name, LAYOUTS)
+        check_name("storage", name, LAYOUTS)
     return [_need(count, name, setting, known) for name in layouts]
 
 

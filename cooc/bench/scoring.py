@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cooc.datasets.retrieval import Dataset
-from cooc.errors import UnknownNameError
+from cooc.errors import check_name
 from cooc.evaluation import PROTOCOLS, bootstrap_interval, evaluate, positive_ranks, precision_recall
 from cooc.files import write_whole
 from cooc.reranking import alpha_expansion, database_augmentation, rank, rerank
@@ -47,8 +47,7 @@ WAYS: dict[str, Callable[[Vectors, Vectors, Indices], Indices]] = {
 
 def evaluate_vectors(dataset: Dataset, database: Vectors, queries: Vectors, expansion: str) -> dict[str, Any]:
     """The scores of `evaluate_rankings` for unit vectors, ranked in one of WAYS."""
-    if expansion not in WAYS:
-        raise UnknownNameError("expansion or re-ranking", expansion, WAYS)
+    check_name("expansion or re-ranking", expansion, WAYS)
     return evaluate_rankings(dataset, list(WAYS[expansion](queries, database, left_out(dataset))))
 
 

@@ -39,13 +39,11 @@ def calibrate(
 
     The curve is kept in the index, for all who search in it. Pictures that are in the index need not be described.
     """
-    from cooc.image_search import ImageSearch
-
     if [forget, marked, source is not None].count(True) != 1:
         raise InputError("Give a folder of labelled pictures or a file of marks, or --marked, or --forget.")
     if report is not None:
         check_output(report, ".json")
-    with ImageSearch.open(options.find_index(index), write=True, device=device) as search:
+    with options.opened(index, write=True, device=device) as search:
         if forget:
             search.calibrate(None)
             out.print(f"Forgotten. Calibrated on {_worth(search)}.", markup=False)

@@ -57,7 +57,6 @@ def duplicates(
     taken, that has tags, or that is least compressed. Nothing is deleted, and nothing is changed unless --move or
     --link says so. A copy that was cropped or changed on purpose is a copy, too: look before you move.
     """
-    from cooc.image_search import ImageSearch
     from cooc.index.records import Filter
     from cooc.keeping import choose
 
@@ -67,7 +66,7 @@ def duplicates(
         check_output(html, ".html", ".htm")
     groups = pictures = 0
     shown: list[Choice] = []
-    with ImageSearch.open(options.find_index(index), write=move is not None) as found:
+    with options.opened(index, write=move is not None) as found:
         act = _Act(found, move, link) if move or link else None
         for group in found.duplicates(threshold, where=Filter(folder) if folder else None, verify=verify):
             groups, pictures = groups + 1, pictures + len(group)

@@ -15,7 +15,7 @@ from cooc import __version__
 from cooc.cli import app, err, options, out
 from cooc.cli.bars import counting
 from cooc.cli.writing import check_drawing, check_output, save_picture, writing
-from cooc.errors import PARTIAL, CoocError, ImageError, InputError, UnknownNameError, WhiteningError, counted
+from cooc.errors import PARTIAL, CoocError, ImageError, InputError, WhiteningError, check_name, counted
 
 if TYPE_CHECKING:
     from cooc.descriptor import Descriptor
@@ -142,8 +142,7 @@ def whiten(
 
     config = find_recipe(recipe).config.replace(whitening="", dim=0, size=size)
     wanted = dim or find_recipe(recipe).config.dim
-    if storage not in whitening.STORAGE:
-        raise UnknownNameError("whitening storage", storage, whitening.STORAGE)
+    check_name("whitening storage", storage, whitening.STORAGE)
     check_output(output, ".safetensors")
     paths = _list(images)
     descriptor = _descriptor(config, device)

@@ -21,9 +21,7 @@ def remove(
     paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Pictures or folders.")], index: options.Index = ""
 ) -> None:
     """Take pictures out of an index. The files stay; a later `cooc index` adds those that still exist."""
-    from cooc.image_search import ImageSearch
-
-    with ImageSearch.open(options.find_index(index), write=True) as search:
+    with options.opened(index, write=True) as search:
         count = search.remove(paths)
     if not count:
         raise InputError("None of these is in the index: `cooc status` shows its root.")
@@ -39,10 +37,9 @@ def tag(
 ) -> None:
     """Give tags to pictures, or take them away, for `cooc search --tag`. Without --add or --remove, show the tags."""
     from cooc.cli.showing import shown
-    from cooc.image_search import ImageSearch
 
     change = bool(add or remove)
-    with ImageSearch.open(options.find_index(index), write=change) as search:
+    with options.opened(index, write=change) as search:
         if change:
             out.print(f"{counted(search.tag(paths, add=add or (), remove=remove or ()), 'picture')} tagged.")
             return
@@ -58,9 +55,8 @@ def status(
 ) -> None:
     """What an index holds."""
     from cooc.cli.showing import shown
-    from cooc.image_search import ImageSearch
 
-    with ImageSearch.open(options.find_index(index)) as search:
+    with options.opened(index) as search:
         if bad:
             for file in search.store.bad_files():
                 if as_json:

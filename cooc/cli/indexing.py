@@ -13,7 +13,7 @@ from cooc.cli import app, options, out
 from cooc.cli.cores import sharing_cores
 from cooc.cli.estimating import show_estimates, tell_before_a_long_run
 from cooc.cli.runs import finish, running
-from cooc.errors import InputError, StoreMissingError, UnknownNameError, WeightsError, counted
+from cooc.errors import InputError, StoreMissingError, UnknownNameError, WeightsError, check_name, counted
 
 if TYPE_CHECKING:
     from cooc.image_search import ImageSearch
@@ -94,8 +94,7 @@ def index(
     from cooc.pictures import is_url
     from cooc.pictures.malloc import keep_maps
 
-    if engine not in ENGINES:
-        raise UnknownNameError("engine", engine, ENGINES)
+    check_name("engine", engine, ENGINES)
     missing = [f for f in folders if not is_url(f) and not Path(f).is_dir() and not f.endswith(".tar")]
     for folder in missing:
         if not index or Path(folder).exists():  # else the index may know it: then it is away
@@ -170,12 +169,10 @@ def add(
     as_json: options.Events = False,
 ) -> None:
     """Add single pictures to an index, or describe them again if they changed."""
-    from cooc.image_search import ImageSearch
-
     for file in files:
         if Path(file).is_dir():
             raise InputError(f"{file!r} is a folder: cooc index {file}")
-    with ImageSearch.open(options.find_index(index), write=True, device=device) as search:
+    with options.opened(index, write=True, device=device) as search:
         with running(search, quiet, as_json) as progress:
             report = search.add(files, progress=progress)
         finish(search, report, quiet, as_json)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cooc.errors import StoreMissingError
+
+if TYPE_CHECKING:
+    from cooc.image_search import ImageSearch
 
 NAME = ".cooc"  # the folder of an index, in that of its pictures
 DEFAULT = "paper-linear"  # the recipe of commands that show the paper; a new index has a quality instead
@@ -60,3 +63,10 @@ def find_index(given: str) -> str:
         f"There is no index in {str(here)!r} or above it. Name one with --index or COOC_INDEX, or make one: "
         "cooc index FOLDER"
     )
+
+
+def opened(index: str, *, write: bool = False, device: str = "auto") -> ImageSearch:
+    """The index that a command means. What it takes to use one is loaded now."""
+    from cooc.image_search import ImageSearch
+
+    return ImageSearch.open(find_index(index), write=write, device=device)

@@ -107,12 +107,11 @@ def serve(
         from cooc.api.open_files import raise_limit
     except ImportError as error:
         raise InputError(f"Serving needs {error.name}: pip install 'cooc[serve]'.") from error
-    from cooc.image_search import ImageSearch
     from cooc.pictures.malloc import keep_pyramids
 
     raise_limit()
     keep_pyramids()
-    with _bound(host, port) as listener, ImageSearch.open(options.find_index(index), device=device) as search:
+    with _bound(host, port) as listener, options.opened(index, device=device) as search:
         err.print("Loading the network ...")
         search.descriptor  # noqa: B018 (so that the first request does not wait for it)
         application = create_app(search, settings)

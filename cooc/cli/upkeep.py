@@ -16,9 +16,7 @@ from cooc.errors import PARTIAL, counted
 @app.command()
 def verify(index: options.Index = "", as_json: options.Json = False) -> None:
     """Read a whole index and check it; exit code 5 if something is wrong."""
-    from cooc.image_search import ImageSearch
-
-    with ImageSearch.open(options.find_index(index)) as search:
+    with options.opened(index) as search:
         problems = search.store.verify()
         count = len(search.store)
     if as_json:
@@ -34,12 +32,10 @@ def verify(index: options.Index = "", as_json: options.Json = False) -> None:
 @app.command()
 def compact(index: options.Index = "") -> None:
     """Give back the space of removed pictures, and prepare fast search in a large index."""
-    from cooc.image_search import ImageSearch
-
-    with ImageSearch.open(options.find_index(index), write=True) as search:
+    with options.opened(index, write=True) as search:
         before = search.status().bytes
         search.store.compact()
-    with ImageSearch.open(options.find_index(index)) as search:
+    with options.opened(index) as search:
         after = search.status().bytes
     if before is not None and after is not None:
         out.print(f"{before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now.")
@@ -121,10 +117,9 @@ def export(
     index: options.Index = "",
 ) -> None:
     """Write vectors and records to files: .npy with a .jsonl beside it, or .parquet."""
-    from cooc.image_search import ImageSearch
     from cooc.index.export import export_index
 
-    with ImageSearch.open(options.find_index(index)) as search:
+    with options.opened(index) as search:
         count = export_index(search.store, output)
         left = len(search.store) - count
     out.print(f"{counted(count, 'picture')}: {output}", markup=False)

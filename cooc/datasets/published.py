@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cooc.errors import UnknownNameError
+from cooc.errors import check_name
 
 # The Paris page's own list (corrupt.txt): files that hold an error page instead of a picture.
 CORRUPT_PARIS = frozenset(
@@ -72,6 +72,5 @@ DATASETS: dict[str, Spec] = {
 
 
 def find_spec(name: str) -> Spec:
-    if name not in DATASETS:
-        raise UnknownNameError("data set", name, DATASETS)
+    check_name("data set", name, DATASETS)
     return DATASETS[name]

@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
-from cooc.errors import InputError, UnknownNameError
+from cooc.errors import InputError, check_name
 from cooc.index.records import StoreMeta
 from cooc.index.store import Store
 
@@ -59,8 +59,7 @@ def without_password(address: str) -> str:
 def _engine(address: str | Path) -> tuple[Any, str]:
     address = os.fspath(address)
     scheme = match[1] if (match := _SCHEME.match(address)) else "file"
-    if scheme not in ENGINES:
-        raise UnknownNameError("kind of index", scheme, ENGINES)
+    check_name("kind of index", scheme, ENGINES)
     try:
         return importlib.import_module(ENGINES[scheme]), address.removeprefix("file://")
     except ModuleNotFoundError as error:

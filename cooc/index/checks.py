@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -40,6 +41,11 @@ def locked(place: str, who: str, more: str = "") -> StoreLockedError:
 def check_format(place: str, found: int) -> None:
     if found > FORMAT:
         raise StoreError(f"The index {place} has format {found}, and this cooc reads up to {FORMAT}: upgrade cooc.")
+
+
+def checksum(data: bytes) -> bytes:
+    """Of a vector or of local features, as the servers' engines keep it: 8 bytes."""
+    return hashlib.sha256(data).digest()[:8]
 
 
 def first_of(paths: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from cooc.errors import UnknownNameError
+from cooc.errors import check_name
 from cooc.reranking.diffusing import NeighbourGraph, diffusion, diffusion_scores, knn_graph
 from cooc.reranking.expansion import alpha_expansion, average_expansion, database_augmentation, no_expansion
 from cooc.reranking.ranking import Indices, Vectors, rank
@@ -44,13 +44,11 @@ RERANKERS: dict[str, Callable[..., Indices]] = {
 
 def expand(name: str, queries: ArrayLike, database: ArrayLike, **options: Any) -> Vectors:
     """New query vectors by the expansion of that name."""
-    if name not in EXPANSIONS:
-        raise UnknownNameError("expansion", name, EXPANSIONS)
+    check_name("expansion", name, EXPANSIONS)
     return EXPANSIONS[name](queries, database, **options)
 
 
 def rerank(name: str, queries: ArrayLike, database: ArrayLike, k: int | None = None, **options: Any) -> Indices:
     """Order (Q, K) of the database for each query, by the re-ranking of that name."""
-    if name not in RERANKERS:
-        raise UnknownNameError("re-ranking", name, RERANKERS)
+    check_name("re-ranking", name, RERANKERS)
     return RERANKERS[name](queries, database, k, **options)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from cooc.errors import UnknownNameError, WhiteningError
+from cooc.errors import WhiteningError, check_name
 from cooc.files import write_whole
 from cooc.whitening.layer import Whitening
 
@@ -24,8 +24,7 @@ FORMAT = "cooc-whitening/1"
 
 def save(whitening: Whitening, path: str | Path, storage: Storage = "float32") -> None:
     """Writes safetensors, atomically, with the projection in full, in half or in a quarter of the space."""
-    if storage not in STORAGE:
-        raise UnknownNameError("whitening storage", storage, STORAGE)
+    check_name("whitening storage", storage, STORAGE)
     tensors = {"mean": whitening.mean, "eigenvalues": whitening.eigenvalues, **_pack(whitening.projection, storage)}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None}
     own = {"format": FORMAT, "storage": storage, "checksum": _checksum(plain)}

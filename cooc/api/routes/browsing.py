@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import Field
 
+from cooc.api import overview
 from cooc.api.schemas import PREFIX, Limit, Out, Picture, PicturesOut, WhereQuery, problems, shown
 from cooc.api.services import Shared
 
@@ -80,7 +81,7 @@ async def list_folders(services: Shared, below: Annotated[str, Query(max_length=
     """Folders directly below one, and how many pictures each has."""
 
     def work() -> FoldersOut:
-        found = services.overview().below(below.strip("/"))
+        found = overview.below(services.overview().folders, below.strip("/"))
         folders = [FolderOut(path=shown(name), pictures=count) for name, count in islice(found.items(), MOST)]
         return FoldersOut(folders=folders, complete=len(found) <= MOST)
 

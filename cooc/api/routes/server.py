@@ -25,22 +25,16 @@ async def get_status(services: Shared, request: Request) -> StatusOut:
     """What the index holds."""
     search = services.search
     found = await services.searching.run(search.status)
-    return StatusOut(
-        name=shown(search.collection.url.rpartition("/")[2]),
-        images=found.images,
-        bad=found.bad,
-        recipe=found.recipe,
-        dim=found.dim,
-        calibrated=found.calibrated,
-        features=found.features,
-        with_features=found.with_features,
-        folders=[shown(str(folder)) for folder in services.settings.folders],
-        writable=may_change(services.settings, request),
-        words=knows_words(search.index_path),
-        urls=services.settings.allow_url,
-        keep_seconds=services.settings.keep_seconds,
-        version=__version__,
-    )
+    more = {
+        "name": shown(search.collection.url.rpartition("/")[2]),
+        "folders": [shown(str(folder)) for folder in services.settings.folders],
+        "writable": may_change(services.settings, request),
+        "words": knows_words(search.index_path),
+        "urls": services.settings.allow_url,
+        "keep_seconds": services.settings.keep_seconds,
+        "version": __version__,
+    }
+    return StatusOut(**vars(found) | more)  # which leaves out where the collection lies
 
 
 @router.post("/session", tags=["server"], status_code=204, responses=problems(400))

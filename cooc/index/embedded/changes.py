@@ -6,14 +6,14 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 from uuid import uuid4
 
 from cooc.index.checks import moving
 from cooc.index.embedded import features
 from cooc.index.embedded.coding import Codes
-from cooc.index.embedded.rows import FORGOTTEN, RECORD, State, each, forgotten, read_state, record
-from cooc.index.records import BadFile, Forgotten, Record, given_back, now, path_bytes, path_text
+from cooc.index.embedded.rows import RECORD, State, each, read_state
+from cooc.index.records import Forgotten, Record, given_back, now, path_bytes, path_text
+from cooc.index.sql import FORGOTTEN, forgotten, record
 
 
 def add(connection: sqlite3.Connection, records: Sequence[Record], codes: Codes, made: Mapping[str, bytes]) -> int:
@@ -55,8 +55,8 @@ def drop(connection: sqlite3.Connection, paths: list[bytes]) -> list[Record]:
     """Those that there were."""
     rows = list(each(connection, f"{RECORD} WHERE path IN", paths))
     for table in ("images", "vectors", "tags"):
-        connection.executemany(f"DELETE FROM {table} WHERE slot = ?", ((row[0],) for row in rows))
-    connection.executemany("INSERT INTO removed VALUES (?)", ((row[0],) for row in rows))
+        connection.executemany(f"DELETE FROM {table} WHERE slot = ?", ((row[-1],) for row in rows))
+    connection.executemany("INSERT INTO removed VALUES (?)", ((row[-1],) for row in rows))
     return [record(row) for row in rows]
 
 
@@ -86,39 +86,11 @@ def rename(connection: sqlite3.Connection, moves: Mapping[str, str]) -> int:
     return len(found)
 
 
-def touch(connection: sqlite3.Connection, mtimes_ns: Mapping[str, int]) -> int:
-    rows = [(time, path_bytes(path)) for path, time in mtimes_ns.items()]
-    return connection.executemany("UPDATE images SET mtime_ns = ? WHERE path = ?", rows).rowcount if rows else 0
-
-
 def tag(connection: sqlite3.Connection, ids: Iterable[bytes], add: Iterable[str], remove: Iterable[str]) -> int:
     slots = [slot for (slot,) in each(connection, "SELECT slot FROM images WHERE id IN", ids)]
     connection.executemany("DELETE FROM tags WHERE tag = ? AND slot = ?", ((t, s) for t in remove for s in slots))
     connection.executemany("INSERT OR IGNORE INTO tags VALUES (?, ?)", ((t, s) for t in add for s in slots))
     return len(slots)
-
-
-def report_bad(connection: sqlite3.Connection, files: Iterable[BadFile]) -> None:
-    """The first report's time stays, whatever the reason is by now; '' where an older cooc did not keep it."""
-    time = now()
-    connection.executemany(
-        "INSERT INTO bad VALUES (?, ?, ?, ?, ?) ON CONFLICT (path) DO UPDATE SET size = excluded.size,"
-        " mtime_ns = excluded.mtime_ns, reason = excluded.reason,"
-        " since = CASE since WHEN '' THEN excluded.since ELSE since END",
-        [(path_bytes(file.path), file.size, file.mtime_ns, file.reason, file.since or time) for file in files],
-    )
-
-
-def clear_bad(connection: sqlite3.Connection, paths: Iterable[str]) -> int:
-    names = [(path_bytes(path),) for path in paths]
-    return connection.executemany("DELETE FROM bad WHERE path = ?", names).rowcount if names else 0
-
-
-def note(connection: sqlite3.Connection, name: str, value: Any | None) -> None:
-    if value is None:
-        connection.execute("DELETE FROM notes WHERE name = ?", (name,))
-    else:
-        connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, json.dumps(value)))
 
 
 def fill_holes(connection: sqlite3.Connection, state: State) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from cooc.errors import InputError, UnknownNameError
+from cooc.errors import InputError, check_name
 from cooc.files import DATA
 from cooc.index.records import STORAGES
 from cooc.index.store import Vectors
@@ -49,8 +49,7 @@ class Coding:
     dim: int
 
     def __post_init__(self) -> None:
-        if self.name not in STORAGES:
-            raise UnknownNameError("storage", self.name, STORAGES)
+        check_name("storage", self.name, STORAGES)
         if self.name == "pq" and self.dim % GROUP:
             raise InputError(f"Storage pq needs vectors of 4, 8, 12, ... dimensions, not {self.dim}: choose int4.")
 

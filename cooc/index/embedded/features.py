@@ -10,14 +10,12 @@ import sqlite3
 import zlib
 from collections.abc import Iterable, Mapping
 
-from cooc.index.store import FeatureCount
+from cooc.index.sql import UNUSED
 
 TABLES = (
     "CREATE TABLE features (sha256 BLOB PRIMARY KEY, code BLOB NOT NULL, crc INTEGER NOT NULL)",
     "CREATE TABLE feature_engines (names TEXT NOT NULL)",
 )
-HAS_NONE = "NOT EXISTS (SELECT 1 FROM features WHERE features.sha256 = images.sha256)"
-UNUSED = "NOT EXISTS (SELECT 1 FROM images WHERE images.sha256 = features.sha256)"
 
 
 def read_engines(connection: sqlite3.Connection) -> str:
@@ -49,12 +47,6 @@ def drop_unused(connection: sqlite3.Connection, contents: Iterable[bytes] | None
         connection.execute(f"DELETE FROM features WHERE {UNUSED}")
     else:
         connection.executemany(f"DELETE FROM features WHERE sha256 = ? AND {UNUSED}", ((one,) for one in contents))
-
-
-def count(connection: sqlite3.Connection) -> FeatureCount:
-    (images,) = connection.execute(f"SELECT count(*) FROM images WHERE NOT {HAS_NONE}").fetchone()
-    (size,) = connection.execute("SELECT coalesce(sum(length(code)), 0) FROM features").fetchone()
-    return FeatureCount(images, size)
 
 
 def damaged(connection: sqlite3.Connection) -> list[bytes]:

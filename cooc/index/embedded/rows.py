@@ -15,14 +15,14 @@ import numpy as np
 from cooc.index.embedded.coding import Codes, Coding
 from cooc.index.embedded.features import read_engines
 from cooc.index.embedded.nearest import Ids, Slots
-from cooc.index.records import Filter, Forgotten, Record, StoreMeta, in_words, path_text
+from cooc.index.records import Filter, StoreMeta, in_words
 
 IDS = 500  # parameters in one SQL statement
 MANY = 5000  # images of a time, beyond which they are not sorted
 
 RECORD = (
-    "SELECT slot, path, size, mtime_ns, sha256, width, height, taken,"
-    " (SELECT json_group_array(tag) FROM tags WHERE tags.slot = images.slot) FROM images"
+    "SELECT path, size, mtime_ns, sha256, width, height, taken,"
+    " (SELECT json_group_array(tag) FROM tags WHERE tags.slot = images.slot), slot FROM images"
 )
 
 
@@ -49,19 +49,6 @@ def read_state(connection: sqlite3.Connection) -> State:
 def read_meta(connection: sqlite3.Connection) -> StoreMeta:
     meta = StoreMeta(**json.loads(connection.execute("SELECT json FROM meta").fetchone()[0]))
     return replace(meta, features=read_engines(connection))
-
-
-def record(row: tuple[Any, ...]) -> Record:
-    _, path, size, mtime_ns, sha256, width, height, taken, tags = row
-    return Record(path_text(path), size, mtime_ns, sha256.hex(), width, height, taken, frozenset(json.loads(tags)))
-
-
-FORGOTTEN = "SELECT sha256, path, tags, removed FROM forgotten"
-
-
-def forgotten(row: tuple[Any, ...]) -> Forgotten:
-    sha256, path, tags, removed = row
-    return Forgotten(sha256.hex(), path_text(path), frozenset(json.loads(tags)), removed)
 
 
 def each(connection: sqlite3.Connection, query: str, values: Iterable[object]) -> Iterator[Any]:

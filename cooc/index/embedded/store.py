@@ -12,11 +12,10 @@ searched (`nearest.py`) is renewed. `upkeep.py` verifies, compacts and copies.
 
 from __future__ import annotations
 
-import json
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -32,20 +31,10 @@ from cooc.index.embedded.coding import Coding
 from cooc.index.embedded.database import Connection, connect, create, database, explained, require, version
 from cooc.index.embedded.locks import WriterLock
 from cooc.index.embedded.reading import IndexFile, Reading
-from cooc.index.embedded.rows import (
-    FORGOTTEN,
-    RECORD,
-    each,
-    find_slots,
-    forgotten,
-    good,
-    in_order,
-    matching,
-    read_state,
-    record,
-)
-from cooc.index.records import BadFile, Filter, Forgotten, Record, StoreMeta, path_bytes, path_text, show
-from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Tally, Vectors, pages
+from cooc.index.embedded.rows import RECORD, each, find_slots, good, in_order, matching, read_state
+from cooc.index.records import BadFile, Filter, Forgotten, Record, StoreMeta, now, path_bytes, path_text, show
+from cooc.index.sql import SqlStore, record
+from cooc.index.store import Block, Code, SearchResult, Tally, Vectors, pages
 
 APPROXIMATE_FROM = 200_000  # images: an exact search then takes about 40 ms on two cores
 FOLLOW = 4096  # images added before the cache follows
@@ -81,7 +70,7 @@ def create_store(address: str, meta: StoreMeta) -> EmbeddedStore:
     return EmbeddedStore(folder, write=True)
 
 
-class EmbeddedStore(Store):
+class EmbeddedStore(SqlStore):
     """`cooc.index.store.Store` in a folder. Threads may share it: reads run side by side, changes one after another."""
 
     def __init__(self, folder: Path, *, write: bool = False) -> None:
@@ -133,19 +122,24 @@ class EmbeddedStore(Store):
         return self._write(lambda connection: changes.rename(connection, moves))
 
     def touch(self, mtimes_ns: Mapping[str, int]) -> int:
-        return self._write(lambda connection: changes.touch(connection, mtimes_ns))
+        rows = [(time, path_bytes(path)) for path, time in mtimes_ns.items()]
+        return self._change_each("UPDATE images SET mtime_ns = ? WHERE path = ?", rows)
 
     def _tag(self, ids: list[bytes], add: frozenset[str], remove: frozenset[str]) -> int:
         return self._write(lambda connection: changes.tag(connection, ids, add, remove))
 
     def report_bad(self, files: Iterable[BadFile]) -> None:
-        self._write(lambda connection: changes.report_bad(connection, files))
+        """The first report's time stays, whatever the reason is by now; '' where an older cooc did not keep it."""
+        time = now()
+        self._change_each(
+            "INSERT INTO bad VALUES (?, ?, ?, ?, ?) ON CONFLICT (path) DO UPDATE SET size = excluded.size,"
+            " mtime_ns = excluded.mtime_ns, reason = excluded.reason,"
+            " since = CASE since WHEN '' THEN excluded.since ELSE since END",
+            [(path_bytes(file.path), file.size, file.mtime_ns, file.reason, file.since or time) for file in files],
+        )
 
     def clear_bad(self, paths: Iterable[str]) -> int:
-        return self._write(lambda connection: changes.clear_bad(connection, paths))
-
-    def note(self, name: str, value: Any | None) -> None:
-        self._write(lambda connection: changes.note(connection, name, value))
+        return self._change_each("DELETE FROM bad WHERE path = ?", [(path_bytes(path),) for path in paths])
 
     def remember(self, tags: Iterable[Forgotten]) -> None:
         self._write(lambda connection: changes.keep(connection, tags))
@@ -163,9 +157,6 @@ class EmbeddedStore(Store):
         query = f"{RECORD} WHERE {field} IN"
         return self._read(lambda connection, _: [record(row) for row in each(connection, query, values)])
 
-    def by_sha256(self, sha256: str) -> list[Record]:
-        return sorted(self._images("sha256", [bytes.fromhex(sha256)]), key=lambda r: path_bytes(r.path))
-
     def records(
         self, where: Filter | None = None, after: str | None = None, limit: int | None = None
     ) -> Iterator[Record]:
@@ -174,9 +165,7 @@ class EmbeddedStore(Store):
         def page(last: bytes, size: int) -> list[Record]:
             condition, values = matching(where, last)
             chosen = f"SELECT slot FROM {table} WHERE {condition} ORDER BY path LIMIT ?"  # nothing larger is sorted
-            return [
-                record(row) for row in self._rows(f"{RECORD} WHERE slot IN ({chosen}) ORDER BY path", *values, size)
-            ]
+            return self._records(f"slot IN ({chosen}) ORDER BY path", *values, size)
 
         return pages(page, after, limit)
 
@@ -189,25 +178,6 @@ class EmbeddedStore(Store):
             return Tally(folders, Counter(dict(months)), Counter(dict(tags)))
 
         return self._read(work)
-
-    def bad_files(self) -> Iterator[BadFile]:
-        query = "SELECT * FROM bad WHERE path > ? ORDER BY path LIMIT ?"
-        return pages(
-            lambda last, size: [BadFile(path_text(path), *rest) for path, *rest in self._rows(query, last, size)]
-        )
-
-    def _rows(self, query: str, *values: object) -> list[Any]:
-        return self._read(lambda connection, _: connection.execute(query, values).fetchall())
-
-    def _rows_since_3(self, query: str) -> list[Any]:
-        """Of a table that older formats have not."""
-        return self._read(lambda file, _: file.execute(query).fetchall() if version(file) >= 3 else [])
-
-    def notes(self) -> dict[str, Any]:
-        return {name: json.loads(text) for name, text in self._rows_since_3("SELECT name, json FROM notes")}
-
-    def forgotten(self) -> Iterator[Forgotten]:
-        return map(forgotten, self._rows_since_3(f"{FORGOTTEN} ORDER BY sha256, path"))
 
     def damaged(self) -> Iterator[str]:
         return iter(upkeep.damaged(self._read))
@@ -232,18 +202,9 @@ class EmbeddedStore(Store):
             for name, path, code, crc in rows
         ]
 
-    def without_features(self, *, check: bool = False) -> Iterator[Record]:
-        if not self.meta.features:
-            yield from self.records()
-            return
-        query = f"{RECORD} WHERE path > ? AND {features.HAS_NONE} ORDER BY path LIMIT ?"
-        yield from pages(lambda last, size: [record(row) for row in self._rows(query, last, size)])
-        if check:
-            for sha256 in self._read(lambda connection, _: features.damaged(connection)):
-                yield from self.by_sha256(sha256.hex())
-
-    def _count_features(self) -> FeatureCount:
-        return self._read(lambda connection, _: features.count(connection))
+    def _features_damaged(self) -> Iterator[Record]:
+        for sha256 in self._read(lambda connection, _: features.damaged(connection)):
+            yield from self.by_sha256(sha256.hex())
 
     def _search(self, queries: Vectors, k: int, where: Filter | None, exact: bool | None) -> SearchResult:
         def work(connection: Connection, file: IndexFile) -> Any:
@@ -309,6 +270,24 @@ class EmbeddedStore(Store):
             with self._mutex:
                 self._opened.close()
 
+    # statements
+
+    def _rows(self, statement: str, *values: object) -> list[Any]:
+        return self._read(lambda connection, _: connection.execute(_signs(statement), values).fetchall())
+
+    def _rows_since_3(self, statement: str) -> list[Any]:
+        return self._read(lambda file, _: file.execute(statement).fetchall() if version(file) >= 3 else [])
+
+    def _records(self, condition: str, *values: object) -> list[Record]:
+        return [record(row) for row in self._rows(f"{RECORD} WHERE {condition}", *values)]
+
+    def _change(self, statement: str, *values: object) -> int:
+        return self._write(lambda connection: connection.execute(_signs(statement), values).rowcount)
+
+    def _change_each(self, statement: str, rows: Sequence[tuple[object, ...]]) -> int:
+        """The same for each of these values."""
+        return self._write(lambda connection: connection.executemany(statement, rows).rowcount if rows else 0)
+
     def _write(self, work: Callable[[Connection], _T]) -> _T:
         """What `work` returns, in one transaction: committed when it returns, undone when it raises."""
         with self._mutex, explained(self.folder):
@@ -329,3 +308,8 @@ class EmbeddedStore(Store):
     def _follow(self) -> None:
         self._read(lambda connection, file: file.cache.follow(connection))
         self._behind = 0
+
+
+def _signs(statement: str) -> str:
+    """As SQLite writes a value."""
+    return statement.replace("%s", "?")

@@ -18,8 +18,9 @@ from cooc.index.embedded import changes, features
 from cooc.index.embedded.cache import Cache
 from cooc.index.embedded.database import Connection, connect, database, explained
 from cooc.index.embedded.reading import IndexFile, Reading
-from cooc.index.embedded.rows import RECORD, good, read_state, record
+from cooc.index.embedded.rows import RECORD, good, read_state
 from cooc.index.records import Record, long_ago, path_bytes, path_text, show
+from cooc.index.sql import record
 
 RENUMBER_FROM = 0.1  # share of removed slots from which compacting gives all slots out again
 PAGE = 1000  # rows read at once

@@ -9,13 +9,13 @@ written again, or removed by compacting.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cooc.errors import InputError, StoreError
 from cooc.files import write_whole
+from cooc.index.checks import checksum
 from cooc.index.milvus.server import Address
 from cooc.index.store import blocks
 from cooc.pictures.objects import file_system
@@ -48,7 +48,7 @@ class FeatureFiles:
 
     def write(self, codes: Mapping[str, bytes]) -> None:
         with self._explained():
-            for path, data in ((self._path(one), _checksum(code) + code) for one, code in codes.items()):
+            for path, data in ((self._path(one), checksum(code) + code) for one, code in codes.items()):
                 if "file" in self._files.protocol:
                     Path(path).parent.mkdir(parents=True, exist_ok=True)
                     write_whole(path, data)
@@ -64,7 +64,7 @@ class FeatureFiles:
                 for path, data in read.items():
                     if isinstance(data, Exception) and not isinstance(data, FileNotFoundError):
                         raise data
-                    good = isinstance(data, bytes) and data[:CHECK] == _checksum(data[CHECK:])
+                    good = isinstance(data, bytes) and data[:CHECK] == checksum(data[CHECK:])
                     found[path.rpartition("/")[2]] = data[CHECK:] if good else None
         return found
 
@@ -91,7 +91,3 @@ class FeatureFiles:
                 f"Local features in {self.url} could not be read or written ({type(error).__name__}: {error}). Nothing "
                 "is lost: see that the place can be reached, and try again."
             ) from error
-
-
-def _checksum(code: bytes) -> bytes:
-    return hashlib.sha256(code).digest()[:CHECK]

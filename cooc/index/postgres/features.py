@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from cooc.index.checks import checksum
 from cooc.index.postgres.connections import Connection
-from cooc.index.postgres.tables import checksum
 from cooc.index.records import path_text
-from cooc.index.store import Code, FeatureCount
+from cooc.index.sql import UNUSED
+from cooc.index.store import Code
 
 TABLES = """
 CREATE TABLE features (sha256 bytea PRIMARY KEY, code bytea NOT NULL, checksum bytea NOT NULL);
 ALTER TABLE features ALTER code SET STORAGE EXTERNAL;
 CREATE TABLE feature_engines (names text NOT NULL);
 """
-HAS_NONE = "NOT EXISTS (SELECT FROM features WHERE features.sha256 = images.sha256)"
-UNUSED = "NOT EXISTS (SELECT FROM images WHERE images.sha256 = features.sha256)"
 DAMAGED = "checksum <> substr(sha256(code), 1, 8)"  # by the server, which need not send the code for that
 
 
@@ -58,13 +57,3 @@ def drop_unused(connection: Connection, contents: Iterable[bytes] | None = None)
         connection.execute(f"DELETE FROM features WHERE {UNUSED}")
     else:
         connection.execute(f"DELETE FROM features WHERE sha256 = ANY(%s) AND {UNUSED}", (list(set(contents)),))
-
-
-def count(connection: Connection) -> FeatureCount:
-    query = (
-        f"SELECT (SELECT count(*) FROM images WHERE NOT {HAS_NONE}),"
-        " (SELECT coalesce(sum(octet_length(code)), 0)::int8 FROM features)"
-    )
-    row = connection.execute(query).fetchone()
-    assert row is not None
-    return FeatureCount(*row)

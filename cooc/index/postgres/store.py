@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from cooc.index.checks import FEATURES_DAMAGED, VECTOR_DAMAGED, WRONG_ID, check_format, missing, moving
+from cooc.index.checks import FEATURES_DAMAGED, VECTOR_DAMAGED, WRONG_ID, check_format, checksum, missing, moving
 from cooc.index.copying import copy_to_folder
 from cooc.index.postgres import features, tables
 from cooc.index.postgres.connections import Address, Connection, Server
 from cooc.index.postgres.nearest import Nearest, drop_old_graphs
-from cooc.index.postgres.tables import RECORD, WHOLE, checksum, decoded, encoded, matching, record, whole
+from cooc.index.postgres.tables import RECORD, WHOLE, decoded, encoded, matching, whole
 from cooc.index.records import (
     FORMAT,
     BadFile,
@@ -33,10 +33,11 @@ from cooc.index.records import (
     path_text,
     show,
 )
-from cooc.index.store import Block, Code, FeatureCount, SearchResult, Store, Vectors, kept_open, pages
+from cooc.index.sql import SqlStore, record
+from cooc.index.store import Block, Code, SearchResult, Vectors, kept_open, pages
 
 
-class PostgresStore(Store):
+class PostgresStore(SqlStore):
     """`cooc.index.store.Store` in a schema of a database. Threads may share it."""
 
     def __init__(self, address: Address, *, write: bool = False) -> None:
@@ -108,7 +109,7 @@ class PostgresStore(Store):
                 (list(wanted),),
                 binary=True,
             ).fetchall()
-            moved = [replace(record(row[:-2]), path=wanted[row[0]]) for row in rows]
+            moved = [replace(record(row), path=wanted[row[0]]) for row in rows]
             tables.drop(connection, [row[0] for row in rows])
             gone = tables.drop(connection, [path_bytes(one.path) for one in moved])
             tables.keep(connection, gone)
@@ -120,13 +121,13 @@ class PostgresStore(Store):
 
     def touch(self, mtimes_ns: Mapping[str, int]) -> int:
         values = [path_bytes(path) for path in mtimes_ns], list(mtimes_ns.values())
-        return self._count(
+        return self._change(
             "UPDATE images SET mtime_ns = time FROM unnest(%s::bytea[], %s::int8[]) new (name, time) WHERE path = name",
             *values,
         )
 
     def _tag(self, ids: list[bytes], add: frozenset[str], remove: frozenset[str]) -> int:
-        return self._count(
+        return self._change(
             "UPDATE images SET tags = ARRAY(SELECT unnest(tags) EXCEPT SELECT unnest(%s::text[])"
             " UNION SELECT unnest(%s::text[])) WHERE id = ANY(%s)",
             sorted(tag for tag in remove if tag.isprintable()),
@@ -138,7 +139,7 @@ class PostgresStore(Store):
         time = now()
         latest = {path_bytes(f.path): (f.size, f.mtime_ns, _text(f.reason), f.since or time) for f in files}
         columns = list(zip(*((path, *rest) for path, rest in latest.items()), strict=True)) or [()] * 5
-        self._count(
+        self._change(
             "INSERT INTO bad SELECT * FROM unnest(%s::bytea[], %s::int8[], %s::int8[], %s::text[], %s::text[])"
             " ON CONFLICT (path) DO UPDATE SET size = excluded.size, mtime_ns = excluded.mtime_ns,"
             " reason = excluded.reason, since = coalesce(nullif(bad.since, ''), excluded.since)",
@@ -146,14 +147,7 @@ class PostgresStore(Store):
         )
 
     def clear_bad(self, paths: Iterable[str]) -> int:
-        return self._count("DELETE FROM bad WHERE path = ANY(%s)", [path_bytes(path) for path in paths])
-
-    def note(self, name: str, value: Any | None) -> None:
-        if value is None:
-            self._count("DELETE FROM notes WHERE name = %s", name)
-        else:
-            insert = "INSERT INTO notes VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET json = excluded.json"
-            self._count(insert, name, json.dumps(value))
+        return self._change("DELETE FROM bad WHERE path = ANY(%s)", [path_bytes(path) for path in paths])
 
     def remember(self, tags: Iterable[Forgotten]) -> None:
         kept = list(tags)
@@ -166,16 +160,10 @@ class PostgresStore(Store):
     def _set_features(self, codes: Mapping[str, bytes]) -> None:
         self._server.change(lambda connection: features.put(connection, codes))
 
-    def _count(self, statement: str, *values: object) -> int:
-        return self._server.change(lambda connection: connection.execute(statement, values).rowcount)
-
     # questions
 
     def _images(self, field: str, values: list[bytes]) -> list[Record]:
         return self._records(f"{field} = ANY(%s)", values)
-
-    def by_sha256(self, sha256: str) -> list[Record]:
-        return self._records("sha256 = %s ORDER BY path", bytes.fromhex(sha256))
 
     def records(
         self, where: Filter | None = None, after: str | None = None, limit: int | None = None
@@ -185,20 +173,6 @@ class PostgresStore(Store):
             return self._records(f"{condition} ORDER BY path LIMIT %s", *values, size)
 
         return pages(page, after, limit)
-
-    def bad_files(self) -> Iterator[BadFile]:
-        statement = "SELECT * FROM bad WHERE path > %s ORDER BY path LIMIT %s"
-        return pages(
-            lambda last, size: [BadFile(path_text(path), *rest) for path, *rest in self._rows(statement, last, size)]
-        )
-
-    def notes(self) -> dict[str, Any]:
-        rows = self._rows("SELECT name, json FROM notes") if self._format >= 3 else []
-        return {name: json.loads(text) for name, text in rows}
-
-    def forgotten(self) -> Iterator[Forgotten]:
-        statement = "SELECT sha256, path, tags, removed FROM forgotten ORDER BY sha256, path"
-        return map(tables.forgotten, self._rows(statement) if self._format >= 3 else [])
 
     def damaged(self) -> Iterator[str]:
         """By the server, which need not send the vectors for that."""
@@ -217,17 +191,8 @@ class PostgresStore(Store):
     def _codes(self, ids: set[bytes]) -> list[Code]:
         return self._server.read(lambda connection: features.read(connection, ids))
 
-    def without_features(self, *, check: bool = False) -> Iterator[Record]:
-        if not self.meta.features:
-            yield from self.records()
-            return
-        condition = f"path > %s AND {features.HAS_NONE} ORDER BY path LIMIT %s"
-        yield from pages(lambda last, size: self._records(condition, last, size))
-        if check:
-            yield from self._records(f"sha256 IN (SELECT sha256 FROM features WHERE {features.DAMAGED}) ORDER BY path")
-
-    def _count_features(self) -> FeatureCount:
-        return self._server.read(features.count)
+    def _features_damaged(self) -> list[Record]:
+        return self._records(f"sha256 IN (SELECT sha256 FROM features WHERE {features.DAMAGED}) ORDER BY path")
 
     def _search(self, queries: Vectors, k: int, where: Filter | None, exact: bool | None) -> SearchResult:
         def work(connection: Connection) -> Any:
@@ -277,7 +242,7 @@ class PostgresStore(Store):
             return problems
 
     def compact(self) -> None:
-        self._count("DELETE FROM forgotten WHERE removed < %s", long_ago())
+        self._change("DELETE FROM forgotten WHERE removed < %s", long_ago())
         self._server.change(self._nearest.renew_graph)
         self._server.change(drop_old_graphs)
         if self.meta.features:
@@ -301,8 +266,14 @@ class PostgresStore(Store):
     def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         return self._server.read(lambda connection: connection.execute(statement, values, binary=True).fetchall())
 
+    def _rows_since_3(self, statement: str) -> list[tuple[Any, ...]]:
+        return self._rows(statement) if self._format >= 3 else []
+
     def _records(self, condition: str, *values: object) -> list[Record]:
         return [record(row) for row in self._rows(f"SELECT {RECORD} FROM images WHERE {condition}", *values)]
+
+    def _change(self, statement: str, *values: object) -> int:
+        return self._server.change(lambda connection: connection.execute(statement, values).rowcount)
 
 
 def _text(reason: str) -> str:

@@ -15,16 +15,17 @@ gets a vector checks it here, who looks for damage in all of them need not send 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from psycopg import sql
 
+from cooc.index.checks import checksum
 from cooc.index.postgres.connections import Connection
-from cooc.index.records import FORMAT, Forgotten, Record, id_bytes, in_words, now, path_bytes, path_text
+from cooc.index.records import FORMAT, Forgotten, Record, id_bytes, in_words, now, path_bytes
+from cooc.index.sql import FORGOTTEN, forgotten
 from cooc.index.store import Vectors
 
 INLINE_DIMENSIONS = 2000  # of a vector that is kept in the row itself
@@ -87,26 +88,9 @@ def read_state(connection: Connection) -> Counts:
     return Counts(*row)
 
 
-# rows
-
-
-def record(row: tuple[Any, ...]) -> Record:
-    path, size, mtime_ns, sha256, width, height, taken, tags = row
-    return Record(path_text(path), size, mtime_ns, sha256.hex(), width, height, taken, frozenset(tags))
-
-
-def forgotten(row: tuple[Any, ...]) -> Forgotten:
-    sha256, path, tags, removed = row
-    return Forgotten(sha256.hex(), path_text(path), frozenset(tags), removed)
-
-
 matching = partial(in_words, value="%s", tagged="tags @> ARRAY[%s]")
 
 # vectors, in pgvector's binary format: dimensions and zero, two bytes each, then the values, all big-endian
-
-
-def checksum(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()[:8]
 
 
 def whole(data: bytes, kept: bytes | None) -> bool:
@@ -153,9 +137,7 @@ def keep(connection: Connection, gone: Iterable[Forgotten]) -> None:
 
 def recall(connection: Connection, contents: set[str]) -> list[Forgotten]:
     values = ([bytes.fromhex(content) for content in contents],)
-    rows = connection.execute(
-        "SELECT sha256, path, tags, removed FROM forgotten WHERE sha256 = ANY(%s)", values, binary=True
-    )
+    rows = connection.execute(f"{FORGOTTEN} WHERE sha256 = ANY(%s)", values, binary=True)
     return [forgotten(row) for row in rows]
 
 
