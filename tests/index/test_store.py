@@ -832,7 +832,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
 
 def test_a_server_that_comes_back_is_not_missed(server: servers.Server, tmp_path: Path) -> None:
     vectors = random_vectors(20)
-    with create_store(server.address(tmp_path, DIM), META) as store:
+    address = server.address(tmp_path, DIM).replace("timeout=10", "timeout=60")  # a busy machine starts one slowly
+    with create_store(address, META) as store:
         store.add([record(f"{i}.jpg") for i in range(10)], vectors[:10])
         expected = store.search(vectors[:3], 5)
         server.kill()
