@@ -127,9 +127,26 @@ class Columns:
             self.rows += h * w
 
     def cache(self, keys: Iterable[str]) -> ActivationCache:
-        self.parts = [torch.cat(self.parts)]
         where = self.parts[0].device
-        return ActivationCache(self.parts[0], torch.tensor([self.places[key] for key in keys], device=where), where)
+        try:
+            self.parts = [torch.cat(self.parts)]
+        except torch.OutOfMemoryError:  # a GPU that has room for all of them has none for all of them twice
+            self.parts = [joined_on_cpu(self.parts)]
+            torch.cuda.empty_cache()
+        whole = self.parts[0]
+        places = torch.tensor([self.places[key] for key in keys], device=whole.device)
+        return ActivationCache(whole, places, where).to(where)  # if there is room
+
+
+def joined_on_cpu(parts: list[Tensor]) -> Tensor:
+    """torch.cat in the CPU's memory. `parts` is emptied as it goes, so that nothing is held twice."""
+    whole = torch.empty(sum(map(len, parts)), *parts[0].shape[1:], dtype=parts[0].dtype)
+    end = len(whole)
+    while parts:
+        part = parts.pop()
+        whole[end - len(part) : end] = part
+        end -= len(part)
+    return whole
 
 
 class ColumnsOnDisk(Columns):
