@@ -25,6 +25,7 @@ from cooc.provenance import provenance
 from cooc.recipes import Recipe, find_whitening
 from cooc.reranking import rank
 from cooc.verification.engines import parts
+from cooc.verification.verifier import gpu_of
 from cooc.whitening import Storage, Whitening, fit_pca, save
 
 
@@ -129,7 +130,7 @@ class _Local:
     def __init__(self, dataset: Dataset, options: BenchOptions) -> None:
         self.dataset, self.options = dataset, options
         device = resolve_device(options.device)
-        self.agreements = Agreements(None if device.type == "cpu" else str(device))
+        self.agreements = Agreements(gpu_of(device))
         for engine in dict.fromkeys(part for spec in options.verify for part in parts(spec)):
             made = []
             for query, items in (

@@ -49,6 +49,7 @@ from cooc.text import find as find_by_text
 from cooc.verification.agreement import Agreement
 from cooc.verification.engines import LONGEST, QUERY, extract
 from cooc.verification.features import unpack
+from cooc.verification.verifier import gpu_of
 from cooc.verification.verifier import verify as verify_features
 from cooc.verified_duplicates import find_copies
 from cooc.verified_search import Features, Query, find_verified
@@ -271,8 +272,7 @@ class ImageSearch(ChangingIndex):
             return None
         from cooc.activations import resolve_device
 
-        device = resolve_device(self._device)
-        return None if device.type == "cpu" else str(device)
+        return gpu_of(resolve_device(self._device))
 
     def _mirrored(self, id: str) -> Features:
         """Local features of a picture's mirror image; none if its file cannot be read now."""

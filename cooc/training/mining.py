@@ -23,7 +23,7 @@ from cooc.index.store import blocks, intact
 from cooc.pictures.batches import Item
 from cooc.verification.features import unpack
 from cooc.verification.probability import PROVEN, same_thing
-from cooc.verification.verifier import verify
+from cooc.verification.verifier import gpu_of, verify
 from cooc.verification.words import signatures
 from cooc.verified_duplicates import is_copy
 from cooc.verified_search import Features
@@ -94,7 +94,7 @@ def proven(
         own, rest = features([name])[0], features(new)
         if not own or not rest:
             continue
-        found = verify(own, rest, device=None if device.type == "cpu" else str(device))
+        found = verify(own, rest, device=gpu_of(device))
         yield from (
             (name, other, is_copy(agreement))
             for other, agreement in zip(new, found, strict=True)

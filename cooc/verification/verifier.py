@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from threadpoolctl import ThreadpoolController
 
@@ -67,6 +67,17 @@ def verify(
             if before is None or agreement.strength > before.strength:
                 best[number] = agreement
     return [agreement or no_agreement(query[0]) for agreement in best]
+
+
+class Device(Protocol):
+    """What is needed of a torch.device, which a search on a CPU does not load."""
+
+    type: str
+
+
+def gpu_of(device: Device) -> str | None:
+    """Which GPU may verify for what runs on a device: CUDA's. Others lack numbers of 64 bits, or complex ones."""
+    return str(device) if device.type == "cuda" else None
 
 
 def _by_threads(

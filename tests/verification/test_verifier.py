@@ -5,13 +5,14 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 from cooc.errors import InputError
 from cooc.verification.engines import extract
 from cooc.verification.features import pack, unpack
 from cooc.verification.geometry import agree
 from cooc.verification.matching import match
-from cooc.verification.verifier import verify
+from cooc.verification.verifier import gpu_of, verify
 from tests.verification.pictures import photo, turned, warp
 
 
@@ -37,6 +38,12 @@ def test_threads_change_nothing(view: np.ndarray, workers: int) -> None:
     pictures = [extract("sift", photo("astronaut"), limit=n) for n in (200, 400, 800)]
     query = extract("sift", view)
     assert [a.inliers for a in verify(query, pictures, workers=workers)] == [a.inliers for a in verify(query, pictures)]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("cuda:1", "cuda:1"), ("cpu", None), ("mps", None)])
+def test_only_a_gpu_of_cuda_verifies(name: str, expected: str | None) -> None:
+    """Apple's has no numbers of 64 bits: features of a picture described there are compared by the CPU."""
+    assert gpu_of(torch.device(name)) == expected
 
 
 def test_a_forked_process_has_threads_of_its_own(view: np.ndarray) -> None:
