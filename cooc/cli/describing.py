@@ -25,7 +25,7 @@ WIDE = 140  # columns of a table that goes into a file or a pipe
 FITTED = 512  # vectors that a whitening is given at once
 FEW = 32  # pictures: for no more than that, starting worker processes costs more time than they save
 
-Images = Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Pictures, or folders of them.")]
+Images = Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures, or folders of them.")]
 
 
 @app.command()

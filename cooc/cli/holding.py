@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @app.command()
 def remove(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Pictures or folders.")], index: options.Index = ""
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Pictures or folders.")],
+    index: options.Index = "",
 ) -> None:
     """Take pictures out of an index. The files stay; a later `cooc index` adds those that still exist."""
     with options.opened(index, write=True) as search:
@@ -30,7 +31,7 @@ def remove(
 
 @app.command()
 def tag(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Pictures or folders of the index.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Pictures or folders of the index.")],
     add: Annotated[list[str] | None, typer.Option("--add", "-a", metavar="TAG", help="May be repeated.")] = None,
     remove: Annotated[list[str] | None, typer.Option("--remove", "-d", metavar="TAG", help="May be repeated.")] = None,
     index: options.Index = "",

@@ -27,7 +27,7 @@ TIDY = 0.1  # share of the index that changed, from which it is compacted after 
 def index(
     folders: Annotated[
         list[str],
-        typer.Argument(metavar="FOLDER|URL", help="Pictures: folders, s3://BUCKET/PREFIX, tar+FOLDER with tars."),
+        typer.Argument(metavar="FOLDER|URL...", help="Pictures: folders, s3://BUCKET/PREFIX, tar+FOLDER with tars."),
     ],
     index: Annotated[
         str,
@@ -162,7 +162,7 @@ def follow_with_text(search: ImageSearch, model: str, device: str, quiet: bool, 
 
 @app.command()
 def add(
-    files: Annotated[list[str], typer.Argument(metavar="FILE|URL", help="Pictures.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE|URL...", help="Pictures.")],
     index: options.Index = "",
     device: options.Device = "auto",
     quiet: options.Quiet = False,

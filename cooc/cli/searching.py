@@ -32,7 +32,7 @@ def search(
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="IMAGE|URL|-|FOLDER|WORDS", help="Several pictures make one query; a folder, one for each."
+            metavar="IMAGE|URL|-|FOLDER|WORDS...", help="Several pictures make one query; a folder, one for each."
         ),
     ],
     index: options.Index = "",
