@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cooc.cli import app
+from cooc.cli import every
 from tests.labelled import write_labelled_folder
 from tests.shell import shell
 
@@ -19,7 +19,7 @@ def test_the_example_and_the_command_agree(tmp_path: Path) -> None:
     folder, output = write_labelled_folder(tmp_path / "things"), tmp_path / "mine"
     said = subprocess.run([sys.executable, SCRIPT, folder, output], capture_output=True, text=True, check=True).stdout
     pair = f"mine={output / 'database.npy'},{output / 'queries.npy'}"
-    done = shell(app)("bench", folder, "--vectors", pair, "--json", "--results", tmp_path / "results")
+    done = shell(every())("bench", folder, "--vectors", pair, "--json", "--results", tmp_path / "results")
     assert done.code == 0, done.err
     [result] = done.json
     scores = result["results"]["none"]["plain"]
@@ -31,7 +31,7 @@ def test_an_index_of_its_vectors(tmp_path: Path) -> None:
     """A search in it by a picture is the matrix product."""
     folder, output = write_labelled_folder(tmp_path / "things"), tmp_path / "mine"
     subprocess.run([sys.executable, SCRIPT, folder, output], capture_output=True, check=True)
-    cooc, index = shell(app), output / "index"
+    cooc, index = shell(every()), output / "index"
     words = ("--paths", output / "names.txt", "--index", index, "--root", folder, "--name", "mine")
     done = cooc("import", output / "database.npy", *words)
     assert done.code == 0, done.err

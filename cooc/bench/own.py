@@ -10,7 +10,7 @@ ranking may be shorter than the database (its AP is then a lower bound), and -1 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,16 @@ from cooc.reranking import rank
 from cooc.vectors import read_array, read_vectors, unit_rows
 
 
-def vectors_result(dataset: Dataset, given: str, expansions: Sequence[str] = ("none",)) -> dict[str, Any]:
-    """`given`: DATABASE.npy,QUERIES.npy, or NAME= and that; without a name it is that of the database's file."""
+def vectors_result(
+    dataset: Dataset,
+    given: str,
+    expansions: Sequence[str] = ("none",),
+    verified: Callable[[Vectors, Vectors], dict[str, Any]] = lambda database, queries: {},
+) -> dict[str, Any]:
+    """`given`: DATABASE.npy,QUERIES.npy, or NAME= and that; without a name it is that of the database's file.
+
+    `verified` tells what geometry makes of the ranking (`cooc.bench.run.Verified.results`).
+    """
     name, files = _named(given)
     if len(files) != 2:
         raise InputError(f"--vectors wants two files, DATABASE.npy,QUERIES.npy, not {given!r}.")
@@ -35,6 +43,7 @@ def vectors_result(dataset: Dataset, given: str, expansions: Sequence[str] = ("n
         found = f"{database.shape[1]} and {queries.shape[1]}"
         raise InputError(f"{files[0]} and {files[1]} have {found} dimensions: vectors of one method have the same.")
     scores = {way: evaluate_vectors(dataset, database, queries, way) for way in expansions}
+    scores |= verified(database, queries)
     return _result(dataset, name, "own vectors", database.shape[1], scores, list(rank(queries, database, 10)[0]))
 
 

@@ -38,7 +38,7 @@ def run(
     """One result for each recipe, as `results/` keeps it. `keep` is given the whitenings that were fitted."""
     started = time.monotonic()
     raw = raw_of(dataset, recipes, options)
-    local = _Local(dataset, options)
+    local = Verified(dataset, options)
     results = []
     for recipe in recipes:
         whitening = raw.whitening(recipe)
@@ -124,7 +124,7 @@ class _Raw:
         return database, queries
 
 
-class _Local:
+class Verified:
     """Local features of a dataset's pictures, and what verification by them makes of a ranking."""
 
     def __init__(self, dataset: Dataset, options: BenchOptions) -> None:

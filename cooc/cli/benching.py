@@ -101,7 +101,7 @@ def bench_dataset(
         whitening_name=f"{whiten.name}, {counted(len(fitting), 'picture')}" if whiten else "",
         progress=lambda what, done, total: err.print(f"{what}: {done} of {total}"),
     )
-    found = own_results(loaded, vectors, rankings, settings.expansions)
+    found = own_results(loaded, vectors, rankings, settings)
     if recipes:
         found += run(loaded, recipes, settings, keep=lambda fitted: save_whitenings(fitted, save_whitening, storage))
     files = [write_result(result, results) for result in found]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from cooc.cli import app, err, options, out
 from cooc.errors import InputError
 
 if TYPE_CHECKING:
+    from cooc.bench.describing import BenchOptions
     from cooc.datasets.retrieval import Dataset
     from cooc.recipes import Recipe
 
@@ -83,7 +84,8 @@ def compare(
         cache=cache,
         progress=lambda what, done, total: err.print(f"{what}: {done} of {total}", markup=False),
     )
-    found = measure(dataset, recipes, settings, images=images, others=own_results(dataset, vectors, rankings, ["none"]))
+    others = own_results(dataset, vectors, rankings, replace(settings, expansions=("none",)))
+    found = measure(dataset, recipes, settings, images=images, others=others)
     text = json.dumps(found, indent=1)
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -121,10 +123,14 @@ def named_recipes(names: str, needed: bool) -> list[Recipe]:
 
 
 def own_results(
-    dataset: Dataset, vectors: list[str] | None, rankings: list[str] | None, expansions: Sequence[str]
+    dataset: Dataset, vectors: list[str] | None, rankings: list[str] | None, settings: BenchOptions
 ) -> list[dict[str, Any]]:
     """What --vectors and --rankings are worth."""
     from cooc.bench.own import rankings_result, vectors_result
+    from cooc.bench.run import Verified
 
-    found = [vectors_result(dataset, given, expansions) for given in vectors or ()]
+    if rankings and settings.verify:
+        raise InputError("--verify goes on from vectors: give --vectors in the place of --rankings.")
+    local = Verified(dataset, settings)
+    found = [vectors_result(dataset, given, settings.expansions, local.results) for given in vectors or ()]
     return found + [rankings_result(dataset, given) for given in rankings or ()]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from cooc.bench.own import rankings_result, vectors_result
-from cooc.cli import app
+from cooc.cli import every
 from cooc.datasets.retrieval import Dataset, load_dataset
 from cooc.errors import InputError
 from cooc.evaluation import evaluate
 from tests.labelled import write_labelled_folder
 from tests.shell import shell
 
-cooc = shell(app)
+cooc = shell(every())
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,22 @@ def test_vectors_are_ranked_by_the_cosine(
     assert (result["recipe"], result["dim"], result["queries"]) == ("mine", 8, len(dataset.queries))
     assert result["top"][0] == [dataset.image_paths[i].stem for i in rankings[0]]
     assert set(result["results"]) == {"none", "average-5"}
+
+
+def test_geometry_goes_on_from_vectors_of_ones_own(folder: Path, tmp_path: Path, dataset: Dataset) -> None:
+    """Vectors that know nothing: what is found is found by geometry. A ranking has no vectors to go on from."""
+    rng = np.random.default_rng(1)
+    for name, rows in (("d", len(dataset.image_paths)), ("q", len(dataset.queries))):
+        np.save(tmp_path / f"{name}.npy", rng.normal(size=(rows, 32)).astype(np.float32))
+    own = ("--vectors", f"mine={tmp_path / 'd.npy'},{tmp_path / 'q.npy'}")
+    options = ("--expand", "none", "--cache", tmp_path / "cache", "--results", tmp_path, "--device", "cpu", "--json")
+    (result,) = cooc("bench", folder, *own, "--verify", "sift", *options).json
+    found = {stage: scores["plain"]["mAP"] for stage, scores in result["results"].items()}
+    assert list(found) == ["none", "sift inliers first", "sift diffusion", "sift second round", "sift thorough"]
+    assert min(found[stage] for stage in found if stage != "none") > found["none"] + 10
+    np.save(tmp_path / "r.npy", np.zeros((len(dataset.queries), 1), np.int64))
+    refused = cooc("bench", folder, "--rankings", tmp_path / "r.npy", "--verify", "sift", *options)
+    assert (refused.code, "give --vectors" in refused.err) == (InputError.exit_code, True)
 
 
 def test_rankings_may_be_short_and_filled_up(
