@@ -120,7 +120,7 @@ def test_ctrl_c_in_a_run_keeps_what_is_done(folder: Path) -> None:
     watched = Watched(folder)
     watched.until(lambda: len(watched.names()) > 3)
     watched.process.send_signal(signal.SIGINT)
-    assert watched.process.wait() in (0, 130)
+    assert watched.process.wait() in (0, 130), watched.said()
     assert "Traceback" not in watched.said()
     with ImageSearch.open(folder / ".cooc", write=True) as search:
         assert search.store.verify() == []
