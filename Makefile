@@ -7,8 +7,10 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Where Python is told to write no bytecode, each of the hundreds of commands that the tests start would compile cooc.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint browser docs clean
+.PHONY: demo test lint types types-elsewhere browser docs clean
 
 demo: .venv/demo.installed
 	$(BIN)/python examples/demo.py
@@ -19,9 +21,14 @@ test: lint browser
 lint: .venv/dev.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/mypy --platform darwin --python-version 3.13 --cache-dir .mypy_cache/darwin
+	$(MAKE) --jobs 2 types types-elsewhere
 	$(BIN)/lint-imports
+
+types: .venv/dev.installed
+	$(BIN)/mypy
+
+types-elsewhere: .venv/dev.installed
+	$(BIN)/mypy --platform darwin --python-version 3.13 --cache-dir .mypy_cache/darwin
 
 # The page is tested in Chromium, which comes from the system's packages.
 browser:
@@ -37,11 +44,14 @@ clean:
 	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The constraints are given by the environment, so that the builds which pip starts keep to them as well.
+# The constraints are given by the environment, so that the builds which pip starts keep to them as well. pip compiles
+# one file after another: that is done on all cores instead, but for the packages' own tests.
 .venv/%.installed: pyproject.toml constraints.txt | .venv/bin/pip
-	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/pip install --quiet --disable-pip-version-check -e '.[$*]'
+	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e '.[$*]'
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true # files for other Pythons do not compile
 	@touch $@
 
 .venv/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cooc needs Python 3.11 or later: make PYTHON=...")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip

@@ -91,3 +91,21 @@ def fit_projection(samples: NDArray[np.floating], dim: int) -> Projection:
 
 def save_projection(projection: Projection, path: Path) -> None:
     np.save(path, np.vstack([projection.mean, projection.axes]).astype(np.float16))
+
+
+def fit_activations(photos: Sequence[Path], dim: int = 64, of_each: int = 450) -> Projection:
+    """The projection of `cooc.verification.activations`, from some of the features of each photo before it."""
+    from PIL import Image
+
+    from cooc.verification.activations import find_features
+    from cooc.verification.engines import LONGEST
+
+    chance = np.random.default_rng(0)
+    samples = []
+    for path in photos:
+        with Image.open(path) as image:
+            rgb = image.convert("RGB")
+        rgb.thumbnail((LONGEST, LONGEST))
+        rows = find_features(np.array(rgb))[3]
+        samples.append(rows[chance.permutation(len(rows))[:of_each]])
+    return fit_projection(np.concatenate(samples), dim)

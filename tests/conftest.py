@@ -57,6 +57,10 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc,unused-ignore]
         return "with servers" if file in WITH_SERVERS else file
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: "milvus" in item.nodeid)  # last, so that it runs no longer than it must
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Scheduling(config, log)
 

@@ -69,15 +69,17 @@ def test_the_contracts_know_every_room_and_no_exception() -> None:
     assert not [one["name"] for one in module.contracts() if "ignore_imports" in one]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/pytorch.md"])
-def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
-    """Block after block; the shapes in its comments are true."""
+def run_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Its Python, block after block, in a folder with the pictures that it names; the shapes in its comments are true.
+
+    Gives back what the page leaves behind. docs/pytorch.md is run in tests/test_descriptor_module.py.
+    """
     rng = np.random.default_rng(0)
     text = (ROOT / page).read_text(encoding="utf-8")
     for name in set(re.findall(r'"(\w+\.jpg)"', text)):
         noise = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
-        noise.resize((128, 96), Image.Resampling.BICUBIC).save(tmp_path / name)
-    monkeypatch.chdir(tmp_path)
+        noise.resize((128, 96), Image.Resampling.BICUBIC).save(folder / name)
+    monkeypatch.chdir(folder)
     names: dict[str, Any] = {}
     stated = 0
     for code in blocks("python", text):
@@ -86,6 +88,11 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str)
             assert tuple(names[name].shape) == tuple(int(n) for n in shape.split(",")), name
             stated += 1
     assert stated >= 3
+    return names
+
+
+def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page("README.md", tmp_path, monkeypatch)
 
 
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {ROOT / "docs/cli.md"})

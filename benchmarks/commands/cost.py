@@ -172,7 +172,7 @@ def bench_growth(
 
 def bench_features(
     folder: Annotated[Path, typer.Argument(help="A folder of photos.")],
-    engines: Annotated[str, typer.Option(help="sift, xfeat or sift+xfeat.")] = "sift",
+    engines: Annotated[str, typer.Option(help="sift, xfeat, activations, or several: sift+xfeat.")] = "sift",
     recipe: Annotated[
         str, typer.Option("--recipe", "-r", help="Whose vectors they are compared with.")
     ] = "paper-linear",

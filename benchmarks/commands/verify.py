@@ -39,6 +39,7 @@ SPACE = "resnet50-caffe-gem-tuned-landmarks-512"  # resnet-tuned, the default, w
 USED = {  # of what is seen of a pair; the rest makes kinds that were held out worse
     "sift": ("evidence", "inside"),
     "xfeat": ("inliers", "evidence"),
+    "activations": ("inliers", "evidence"),
 }
 
 

@@ -117,7 +117,7 @@ class RegionOut(Out):
 
 
 class AgreementOut(Out):
-    engine: str = Field(description="What the local features are: sift or xfeat.")
+    engine: str = Field(description="What the local features are: sift, xfeat or activations.")
     inliers: int = Field(description="Points of both pictures that agree on one geometry.")
     transform: list[list[float]] = Field(description="3 x 3, from pixels of the query to pixels of the picture.")
     query: RegionOut

@@ -28,7 +28,7 @@ from cooc.index.inverted import Inverted
 from cooc.pictures.batches import Item, decode
 from cooc.reranking import rank
 from cooc.verification.agreement import Agreement, on_what_is_shown
-from cooc.verification.engines import KEPT, LONGEST, QUERY, extract
+from cooc.verification.engines import ENGINES, KEPT, LONGEST, QUERY, extract
 from cooc.verification.features import LocalFeatures, unpack
 from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, THOROUGH, TOP, rounds
 from cooc.verification.verifier import verify
@@ -70,7 +70,8 @@ def local_features(
         return found.to_bytes(bits)
 
     def codes() -> Iterator[tuple[str, bytes]]:
-        threads = (os.cpu_count() or 1) if engine == "sift" else 1  # OpenCV lets others run; a network has the device
+        light = ENGINES[engine].weights is None  # OpenCV lets others run; a network has the device
+        threads = (os.cpu_count() or 1) if light else 1
         waiting: deque[tuple[str, Future[bytes]]] = deque()
         wanted = [Item(key, item.picture, item.box) for key, item in todo.items()]
         with ThreadPoolExecutor(threads) as pool:

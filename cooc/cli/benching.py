@@ -66,7 +66,10 @@ def bench_dataset(
     ] = "float16",
     expand: Annotated[str, typer.Option(help="Expansions and re-rankings, by commas.")] = "none,average-10,alpha-10",
     verify: Annotated[
-        str, typer.Option(metavar="ENGINES", help="Verify by geometry: sift, xfeat, sift+xfeat; several by commas.")
+        str,
+        typer.Option(
+            metavar="ENGINES", help="Verify by geometry: sift, xfeat, activations, sift+xfeat; several by commas."
+        ),
     ] = "",
     top: Annotated[int, typer.Option(help="Pictures verified in a round.")] = 60,
     device: options.Device = "auto",

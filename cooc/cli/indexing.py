@@ -54,8 +54,8 @@ def index(
         str,
         typer.Option(
             metavar="ENGINES|none",
-            help="Local features that prove matches: sift, xfeat or sift+xfeat. [default: those of the index; a new "
-            "one has sift]",
+            help="Local features that prove matches: sift, xfeat, activations, or several: sift+xfeat. "
+            "[default: those of the index; a new one has sift]",
         ),
     ] = "",
     device: options.Device = "auto",

@@ -22,7 +22,7 @@ NOT_VERIFIED = 1  # exit code, as of `cmp` for files that differ
 def match_(
     query: Annotated[Path, typer.Argument(metavar="A", help="A picture.")],
     picture: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
-    engine: Annotated[str, typer.Option(help="Local features: sift, xfeat or sift+xfeat.")] = "sift",
+    engine: Annotated[str, typer.Option(help="Local features: sift, xfeat, activations; or sift+xfeat.")] = "sift",
     box: Annotated[str, typer.Option(metavar="X0,Y0,X1,Y1", help="The part of A that is looked for in B.")] = "",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.jpg", help="Draw both, with what they agree on.")

@@ -83,17 +83,25 @@ def diffusion_scores(
     iterations: int = 20,
     tolerance: float = 1e-6,
 ) -> NDArray[np.float64]:
-    """f of (I - alpha S) f = y by conjugate gradients; y = max(similarity, 0)^gamma for the `seeds` best, else 0.
+    """What `diffuse` gives for y = max(similarity, 0)^gamma of the `seeds` best, else 0."""
+    similarities = np.asarray(similarities, np.float64)
+    best = np.argsort(-similarities, kind="stable")[: check_count("seeds", seeds)]
+    start = np.zeros(len(similarities))
+    start[best] = np.maximum(similarities[best], 0) ** gamma
+    return diffuse(graph, start, alpha=alpha, iterations=iterations, tolerance=tolerance)
+
+
+def diffuse(
+    graph: NeighbourGraph, seeds: ArrayLike, *, alpha: float = 0.99, iterations: int = 20, tolerance: float = 1e-6
+) -> NDArray[np.float64]:
+    """f of (I - alpha S) f = seeds by conjugate gradients.
 
     The matrix is positive definite for alpha < 1, for S and any part of it has no eigenvalue above 1. A few iterations
     give the ranking. What no path joins to a seed scores 0.
     """
     if not 0 <= alpha < 1:
         raise InputError(f"alpha is {alpha}, but diffusion converges only for 0 <= alpha < 1.")
-    similarities = np.asarray(similarities, np.float64)
-    best = np.argsort(-similarities, kind="stable")[: check_count("seeds", seeds)]
-    residual = np.zeros(len(similarities))
-    residual[best] = np.maximum(similarities[best], 0) ** gamma
+    residual = np.array(seeds, np.float64)
     flow, direction = np.zeros_like(residual), residual.copy()
     energy = residual @ residual
     enough = tolerance**2 * energy

@@ -58,3 +58,4 @@ class Engine:
     similarity: float | None = None  # a match is at least this similar
     alike: float = 0.5  # similarity of two features at one place that look alike
     weight: float = 1.0  # of an inlier beside those of other engines
+    tolerance: float = 0.012  # of the picture's longer side, by which a point may be off: 12 pixels at 1024

@@ -6,10 +6,11 @@
     extract("sift", crop, size=(4000, 3000), box=box)    # pixels are what the box shows
     extract("xfeat", pixels, turns=4)                    # a query seen in four turns, for an engine that knows none
 
-| engine | turned by any angle                             | mirrored | weights | best at                           |
-|--------|---------------------------------------------|----------|---------|-----------------------------------|
-| sift   | yes                                             | no       | none    | prints, covers, labels, buildings |
-| xfeat  | to about 30 degrees; with `turns=4` any quarter | no       | xfeat   | places in other light and seasons |
+| engine      | turned by any angle                             | mirrored | weights     | best at                     |
+|-------------|-------------------------------------------------|----------|-------------|-----------------------------|
+| sift        | yes                                             | no       | none        | prints, covers, buildings   |
+| xfeat       | to about 30 degrees; with `turns=4` any quarter | no       | xfeat       | places in other light       |
+| activations | to about 30 degrees; with `turns=4` any quarter | no       | vgg16-caffe | not shown yet: see the docs |
 
 docs/verification.md says which others were looked at and why they are not here.
 """
@@ -39,6 +40,13 @@ def _detect_xfeat(pixels: Pixels, limit: int, device: str) -> Detected:
     return detect_xfeat(pixels, limit, str(resolve_device(device)))
 
 
+def _detect_activations(pixels: Pixels, limit: int, device: str) -> Detected:
+    from cooc.activations import resolve_device
+    from cooc.verification.activations import detect_activations
+
+    return detect_activations(pixels, limit, str(resolve_device(device)))
+
+
 ENGINES: dict[str, Engine] = {
     "sift": Engine(
         detect_sift,
@@ -65,6 +73,20 @@ ENGINES: dict[str, Engine] = {
         octaves=2,
         similarity=0.82,
         weight=0.3,  # 27 agree by chance as often as 4 of SIFT, whose sizes and directions must agree as well
+    ),
+    "activations": Engine(
+        _detect_activations,
+        source="VGG16's conv5_3 (Simonyan and Zisserman 2015), the network of the paper's recipes",
+        licence="CC BY 4.0",
+        rotation=False,
+        scale=False,
+        weights="vgg16-caffe",
+        dim=64,
+        turn=45,
+        octaves=1.1,
+        similarity=0.6,
+        weight=0.7,  # of wrong pairs 1 in 1000 has 8 at 512 pixels, 12 at 800; of SIFT 4
+        tolerance=0.025,  # a position stands for 16 pixels, or more
     ),
 }
 

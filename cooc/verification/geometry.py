@@ -7,8 +7,8 @@ Two models are tried by OpenCV's USAC (PROSAC sampling, MSAC score, local optimi
 which finds more of the true pairs of buildings and of small things (three good matches are enough), and a homography,
 which keeps more of the inliers of a print seen at a slant. The one with more inliers stands.
 
-A match is an inlier if the transform maps its point to within `TOLERANCE` of the picture's longer side **and** turns
-and scales it as the two features themselves are turned and scaled. Chance agrees in position, hardly ever in position,
+A match is an inlier if the transform maps its point to within the engine's `tolerance` **and** turns and scales it
+as the two features themselves are turned and scaled. Chance agrees in position, hardly ever in position,
 size and direction: of wrong pairs, 99 in 100 then have 2 inliers or fewer, where position alone leaves them 7.
 The number alone is no proof, though: see `support.py` for what `evidence` and `inside` add. For many pictures at once,
 on a GPU, `geometry_on_device.py` does the same.
@@ -30,7 +30,6 @@ from cooc.verification.transforms import Matrix, Points, areas, distances, local
 
 Indices = NDArray[np.int64]
 
-TOLERANCE = 0.012  # of the picture's longer side: 12 pixels at 1024
 FEWEST = 4  # inliers below which nothing is claimed
 ITERATIONS = 1000
 NARROWEST = 5.0  # how much more a transform may stretch one direction than another
@@ -42,8 +41,8 @@ def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches) -> Agr
     """The transform that most of `matches` agree on. The same features and matches give the same answer."""
     nothing = no_agreement(query, picture, len(matches.query))
     here, there = query.take(matches.query), picture.take(matches.picture)
-    near = TOLERANCE * max(picture.size)
     engine = ENGINES[query.engine]
+    near = engine.tolerance * max(picture.size)
     best, transform = np.zeros(0, np.int64), nothing.transform
     for found in estimates(here.points, there.points, near):
         if found is None:
@@ -152,7 +151,7 @@ def plausible(transform: Matrix, here: LocalFeatures, there: LocalFeatures) -> b
     for side in (here, there):
         points = side.points.astype(np.float64)
         deviation = np.linalg.svd(points - points.mean(0), compute_uv=False)[1] / np.sqrt(len(points))
-        if deviation < TOLERANCE * max(side.size):
+        if deviation < ENGINES[side.engine].tolerance * max(side.size):
             return False
     return True
 

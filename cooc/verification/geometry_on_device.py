@@ -20,7 +20,7 @@ from cooc.verification.agreement import Agreement, no_agreement
 from cooc.verification.engine import Engine
 from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
-from cooc.verification.geometry import FEWEST, LARGEST, NARROWEST, SPOTS, TOLERANCE, estimates, hull
+from cooc.verification.geometry import FEWEST, LARGEST, NARROWEST, SPOTS, estimates, hull
 from cooc.verification.matching import rule_of
 from cooc.verification.on_device import Compared, compare
 from cooc.verification.support import GRID, INSIDE, density, filling
@@ -50,9 +50,9 @@ def _agreements(
     sizes = torch.tensor([pictures[n].size for n in block.numbers], dtype=torch.float64).to(block.taken.device)
     here = _coordinates(block.query.places)[block.mine]  # (G, M, 2)
     there = _coordinates(block.pictures.places.gather(1, block.other))  # (G, M, 2)
-    transforms = _estimated(here, there, block.taken, TOLERANCE * sizes.amax(1), pool)  # (2, G, 3, 3)
+    transforms = _estimated(here, there, block.taken, engine.tolerance * sizes.amax(1), pool)  # (2, G, 3, 3)
     inliers = _inliers(block, here, there, transforms, sizes, query.size, engine)  # (2, G, M)
-    inliers &= _plausible(here, there, transforms, inliers, sizes, query.size)[..., None]
+    inliers &= _plausible(here, there, transforms, inliers, sizes, query.size, engine)[..., None]
     number = inliers.sum(2)
     number *= number >= FEWEST
     good = torch.nonzero(number.amax(0)).flatten().tolist()
@@ -146,7 +146,7 @@ def _inliers(
     """(2, G, M): matches that agree in place, size and direction; of several that share a spot, the first."""
     query, pictures = block.query, block.pictures
     to, growth, angle = _moved(transforms, here, query.growths[block.mine], query.angles[block.mine])
-    good: Tensor = torch.linalg.vector_norm(to - there, dim=-1) <= TOLERANCE * sizes.amax(1)[:, None]
+    good: Tensor = torch.linalg.vector_norm(to - there, dim=-1) <= engine.tolerance * sizes.amax(1)[:, None]
     growth, angle = growth - pictures.growths.gather(1, block.other), angle - pictures.angles.gather(1, block.other)
     good &= _alike(growth, angle, engine)
     order = torch.arange(here.shape[1], device=here.device)
@@ -160,7 +160,13 @@ def _inliers(
 
 
 def _plausible(
-    here: Tensor, there: Tensor, transforms: Tensor, inliers: Tensor, sizes: Tensor, size: tuple[int, int]
+    here: Tensor,
+    there: Tensor,
+    transforms: Tensor,
+    inliers: Tensor,
+    sizes: Tensor,
+    size: tuple[int, int],
+    engine: Engine,
 ) -> Tensor:
     """(2, G): `geometry.plausible` of the transforms and their inliers."""
     maps = _mapped(transforms, here)[1]
@@ -177,7 +183,7 @@ def _plausible(
         spread = inner.mT @ inner / count[..., None]  # (2, G, 2, 2)
         middle, lean = (spread[..., 0, 0] + spread[..., 1, 1]) / 2, (spread[..., 0, 0] - spread[..., 1, 1]) / 2
         narrow = middle - (lean.square() + spread[..., 0, 1].square()).sqrt()  # along the shorter axis
-        sound &= narrow.clamp_min(0).sqrt() >= TOLERANCE * longest
+        sound &= narrow.clamp_min(0).sqrt() >= engine.tolerance * longest
     return sound
 
 
@@ -191,7 +197,7 @@ def _support(
     to, growth, angle = _moved(transform, _coordinates(query.places), query.growths, query.angles)
     to, other = to.float(), torch.view_as_real(pictures.places)  # (G, Q, 2), (G, N, 2)
     apart = sum((to[:, :, None, n] - other[:, None, :, n]).square() for n in (0, 1))  # (G, Q, N); cdist is far slower
-    pair, mine, its = (apart <= (TOLERANCE * sizes.amax(1)[:, None, None]).square()).nonzero(as_tuple=True)
+    pair, mine, its = (apart <= (engine.tolerance * sizes.amax(1)[:, None, None]).square()).nonzero(as_tuple=True)
     growth, angle = growth[pair, mine] - pictures.growths[pair, its], angle[pair, mine] - pictures.angles[pair, its]
     good = _alike(growth, angle, engine)
     pair, mine, its = pair[good], mine[good], its[good]

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from cooc.verification.engines import ENGINES
 from cooc.verification.features import OCTAVE, SMALLEST, STEPS, Bytes, Coded, LocalFeatures
-from cooc.verification.geometry import TOLERANCE
 from cooc.verification.matching import NONE, SAME, Matches, rule_of
 from cooc.verification.screening import ENOUGH, LOOSE, MOST
 from cooc.verification.words import ENGINE
@@ -167,6 +166,6 @@ def _promising(query: Placed, others: Placed, mine: Tensor, other: Tensor, taken
     alike &= ((turn[:, :, None] - turn[:, None] + 180) % 360 - 180).abs() <= ENGINES[ENGINE].turn
     way = torch.polar(2**growth, turn.deg2rad())[:, :, None] * (here[:, None] - here[:, :, None])
     off = (there[:, :, None] + way - there[:, None]).abs()
-    alike &= off <= 2 * TOLERANCE * size[:, None, None] + LOOSE * way.abs()
+    alike &= off <= 2 * ENGINES[ENGINE].tolerance * size[:, None, None] + LOOSE * way.abs()
     alike &= counts[:, :, None] & counts[:, None]
     return alike.sum(2).amax(1) >= ENOUGH

@@ -6,7 +6,8 @@
 
 `support.py` says what the last two are. What is left out (cosine, share of the area, matches before geometry) adds
 nothing on kinds of pictures that were not fitted on. For SIFT the inliers add nothing either (a = 0); for XFeat, whose
-features know neither size nor direction and find much that is alike by chance, `inside` adds nothing (c = 0).
+features know neither size nor direction and find much that is alike by chance, `inside` adds nothing (c = 0), nor for
+activations.
 `data/verification.json` holds the parameters;
 benchmarks/verification.py fits them, and docs/verification.md says how well.
 """

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cooc.errors import InputError
+from cooc.reranking.diffusing import diffuse, knn_graph
 from cooc.verification.agreement import Agreement
 
 Ids = NDArray[np.int64]
@@ -25,10 +26,12 @@ Scores = NDArray[np.float64]
 
 ALPHA = 0.99  # of what a picture has, how much comes from its neighbours
 GAMMA = 3.0  # an edge weighs cosine ** GAMMA
+EXACT = 1e-9  # of the seeds, what diffusion may leave over: as the solution itself, in a tenth of the time,
+ENOUGH = 1000  # steps at most; it takes about a hundred
 SHORTLIST = 400  # pictures by cosine that the graph begins with,
 TOP = 60  # and those that a round verifies,
 THOROUGH = 200  # or a thorough one
-LEAST = 8.0  # strength from which a picture is verified: 4 inliers of SIFT, 27 of XFeat, as 1 wrong pair in 1000 has
+LEAST = 8.0  # strength from which a picture is verified: 4 inliers of SIFT, as 1 wrong pair in 1000 has; 27 of XFeat
 SURE = 16.0  # and from which it stands before all others
 NEIGHBOURS = 10  # of a picture in the graph; more blur it (docs/verification.md)
 WITNESSES = 5  # pictures that are sure, from which a thorough search looks onward,
@@ -90,7 +93,8 @@ def rounds(
         new = np.setdiff1d(new, joined)  # not among the query's nearest: no seeds, cosine 0
         joined, near = np.concatenate([joined, new]), np.concatenate([near, np.zeros(len(new))])
         given = np.array([votes.get(i, 0.0) for i in joined.tolist()])
-        spread = diffuse(mutual_graph(vectors(joined), neighbours), seed(given, near))
+        graph = knn_graph(vectors(joined), neighbours, GAMMA)
+        spread = diffuse(graph, seed(given, near), alpha=ALPHA, iterations=ENOUGH, tolerance=EXACT)
         scores = spread / max(spread.max(initial=0), np.finfo(float).tiny)
         scores = scores + np.where(given >= sure, 1 + given / (1 + given.max(initial=0)), 0)
         best = np.lexsort((-near, -scores))  # where nothing flows, the nearest first
@@ -117,23 +121,3 @@ def seed(votes: Scores, cosines: Scores) -> Scores:
     near = np.argsort(-cosines, kind="stable")[:NEAREST]
     seeds[near] += FAINT * np.maximum(cosines[near], 0) ** GAMMA
     return seeds
-
-
-def mutual_graph(vectors: Vectors, neighbours: int = NEIGHBOURS) -> Scores:
-    """S (N, N): D^-1/2 W D^-1/2 with W = max(cosine, 0)^3 between vectors that are each other's nearest."""
-    count = len(vectors)
-    cosines = (vectors @ vectors.T).astype(np.float64)
-    np.fill_diagonal(cosines, -np.inf)
-    near = np.zeros((count, count), bool)
-    most = min(neighbours, count - 1)
-    order = np.argpartition(-cosines, max(most - 1, 0), axis=1)[:, :most]
-    np.put_along_axis(near, order, True, axis=1)
-    weights = np.where(near & near.T, np.maximum(cosines, 0) ** GAMMA, 0)
-    degree = weights.sum(1)
-    scale = np.divide(1, np.sqrt(degree), out=np.zeros(count), where=degree > 0)
-    return np.asarray(scale[:, None] * weights * scale)
-
-
-def diffuse(graph: Scores, seeds: Scores) -> Scores:
-    """f of (I - 0.99 S) f = seeds. The matrix is positive definite, for S has no eigenvalue above 1."""
-    return np.asarray(np.linalg.solve(np.eye(len(graph)) - ALPHA * graph, seeds))

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from cooc.verification.coding import vectors
 from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
-from cooc.verification.geometry import TOLERANCE
 from cooc.verification.matching import SAME, Matches
 from cooc.verification.words import ENGINE, SIDE, vocabulary
 
@@ -82,14 +81,15 @@ def is_promising(query: LocalFeatures, picture: LocalFeatures, matches: Matches)
     """Do `ENOUGH` matches agree with one of them in place, size and direction?"""
     mine, other = (indices[:MOST] for indices in matches)
     growth = np.log2(picture.scales[other] / query.scales[mine])
-    turn = picture.angles[other] - query.angles[mine]
+    turn = np.radians(picture.angles[other] - query.angles[mine])
+    facing = np.stack([np.cos(turn), np.sin(turn)], axis=1)
     alike = np.abs(growth[:, None] - growth) <= ENGINES[ENGINE].octaves
-    alike &= np.abs((turn[:, None] - turn + 180) % 360 - 180) <= ENGINES[ENGINE].turn
-    one, two = np.nonzero(alike)
+    alike &= facing @ facing.T >= np.cos(np.radians(ENGINES[ENGINE].turn))
+    one, two = np.divmod(np.flatnonzero(alike), max(len(mine), 1))
     here, there = _plane(query.points[mine]), _plane(picture.points[other])
-    way = (2**growth * np.exp(1j * np.radians(turn)))[one] * (here[two] - here[one])
+    way = (2**growth * _plane(facing))[one] * (here[two] - here[one])
     off = np.abs(there[one] + way - there[two])
-    agreed = one[off <= 2 * TOLERANCE * max(picture.size) + LOOSE * np.abs(way)]
+    agreed = one[off <= 2 * ENGINES[ENGINE].tolerance * max(picture.size) + LOOSE * np.abs(way)]
     return bool(np.bincount(agreed).max(initial=0) >= ENOUGH)
 
 

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from benchmarks.fitting import fit_calibration, fit_projection, reliability, save_projection
+from benchmarks.fitting import fit_activations, fit_calibration, fit_projection, reliability, save_projection
 from cooc.errors import InputError
 from cooc.verification.coding import Projection
 from cooc.verification.probability import Calibration
+from tests.verification.pictures import photo
 
 
 def pairs(truth: Calibration, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -88,3 +90,14 @@ def test_a_projection_is_saved_and_refuses_what_does_not_fit(tmp_path: Path) -> 
         fit_projection(np.zeros((5, 6)), 3)
     with pytest.raises(InputError, match="directions"):
         fit_projection(np.ones((50, 6)), 3)
+
+
+def test_activations_are_projected_on_what_photos_differ_in(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.png" for name in ("cat", "coffee")]
+    for file in files:
+        small = Image.fromarray(photo(file.stem))
+        small.thumbnail((320, 320))
+        small.save(file)
+    found = fit_activations(files, dim=8)
+    assert found.axes.shape == (8, 512)
+    assert (fit_activations(files, dim=8).axes == found.axes).all()

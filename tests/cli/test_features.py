@@ -35,6 +35,18 @@ def test_a_new_index_has_features(cooc: Shell, photos: Path) -> None:
     assert cooc("status", "--index", photos / ".cooc", "--json").json["features"] == ""
 
 
+@pytest.mark.parametrize("engines", ["activations", "sift+activations"])
+def test_features_of_the_network_of_the_paper(cooc: Shell, photos: Path, engines: str) -> None:
+    (photos / "02.jpg").unlink()  # the large one: VGG16 would take most of the time for it
+    assert "2 described" in cooc("index", photos, "--recipe", RECIPE, "--verify", engines).out
+    found = cooc("status", "--index", photos / ".cooc", "--json").json
+    assert (found["features"], found["with_features"]) == (engines, 2)
+    picture = photos / "00.jpg"
+    best = cooc("search", picture, "--index", photos / ".cooc", "--json").json["matches"][0]
+    assert (best["path"], best["verified"]) == ("00.jpg", True)
+    assert cooc("match", picture, picture, "--engine", "xfeat+activations").code == 0
+
+
 def test_an_index_without_features_says_how_to_add_them(cooc: Shell, photos: Path) -> None:
     assert cooc("index", photos, "--recipe", RECIPE, "--verify", "none").code == 0
     plain = cooc("index", photos)

@@ -255,7 +255,7 @@ def test_an_imported_index_gets_them_in_the_next_run(search: ImageSearch, photos
         assert kept(imported) == kept(search)
 
 
-def test_engines_that_are_not_made_from_pixels_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="activations"):
-        ImageSearch.create(tmp_path / "index", root=tmp_path, features="activations", descriptor=descriptor())
+def test_engines_that_nobody_knows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Did you mean 'activations'"):
+        ImageSearch.create(tmp_path / "index", root=tmp_path, features="sift+activation", descriptor=descriptor())
     assert not (tmp_path / "index").exists()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import cv2
 import numpy as np
 import skimage.data
+
+from cooc.verification.engines import LONGEST, extract
+from cooc.verification.features import LocalFeatures
 
 PHOTOS = {
     "astronaut": skimage.data.astronaut,
@@ -16,6 +21,17 @@ PHOTOS = {
 
 def photo(name: str) -> np.ndarray:
     return np.ascontiguousarray(PHOTOS[name]()[..., :3])
+
+
+def seen_at(engine: str) -> int:
+    """Pixels of the longer side at which tests look: VGG16, three times, takes as long as all else at full size."""
+    return 320 if engine == "activations" else LONGEST
+
+
+@cache
+def features_of(engine: str, name: str) -> LocalFeatures:
+    """Of a whole photo: nobody changes them, and many compare with them."""
+    return extract(engine, photo(name), longest=seen_at(engine))[0]
 
 
 def warp(pixels: np.ndarray, transform: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from cooc.errors import BoxError, InputError, UnknownNameError
-from cooc.verification import xfeat
+from cooc.verification import activations, xfeat
 from cooc.verification.coding import vectors
 from cooc.verification.engine import best_of_all_parts
 from cooc.verification.engines import ENGINES, extract, parts
@@ -17,7 +17,8 @@ from cooc.verification.geometry import agree
 from cooc.verification.matching import match
 from cooc.verification.sift import detect_sift, root_sift
 from cooc.verification.transforms import project
-from tests.verification.pictures import PHOTOS, photo, turned, warp
+from cooc.weights import WEIGHTS
+from tests.verification.pictures import PHOTOS, features_of, photo, seen_at, turned, warp
 
 DETECTORS = list(ENGINES)
 
@@ -34,6 +35,7 @@ def off_by(transform: np.ndarray, expected: np.ndarray, size: tuple[int, int]) -
 
 def test_names() -> None:
     assert parts("sift+xfeat") == ("sift", "xfeat")
+    assert parts("xfeat+activations") == ("xfeat", "activations")
     with pytest.raises(UnknownNameError, match="Did you mean 'sift'"):
         parts("sfit")
     with pytest.raises(InputError, match="twice"):
@@ -45,21 +47,23 @@ def test_every_engine_says_where_it_comes_from_and_how_it_matches() -> None:
         assert engine.source
         assert engine.licence
         assert (engine.ratio is None) != (engine.similarity is None)
+        assert engine.weights is None or engine.weights in WEIGHTS
 
 
 @pytest.mark.parametrize("name", DETECTORS)
 def test_features_have_the_declared_shape_and_lie_in_the_picture(name: str) -> None:
-    (features,) = extract(name, photo("astronaut"), limit=300)
+    (features,) = extract(name, photo("astronaut"), limit=300, longest=seen_at(name))
     assert features.descriptors.shape == (300, ENGINES[name].dim)
     assert features.size == (512, 512)
     assert (features.points >= -1).all()
     assert (features.points <= 512).all()
-    (again,) = extract(name, photo("astronaut"), limit=300)
+    (again,) = extract(name, photo("astronaut"), limit=300, longest=seen_at(name))
     assert features.to_bytes(8) == again.to_bytes(8)
 
 
 def test_several_at_once() -> None:
-    assert [f.engine for f in extract("sift+xfeat", photo("cat"), limit=50)] == ["sift", "xfeat"]
+    names = ["sift", "xfeat", "activations"]
+    assert [f.engine for f in extract("+".join(names), photo("cat"), limit=50, longest=256)] == names
 
 
 # ---- where features lie --------------------------------------------------------------------------------------------
@@ -68,9 +72,10 @@ def test_several_at_once() -> None:
 @pytest.mark.parametrize("name", DETECTORS)
 def test_positions_are_those_of_the_full_size_picture(name: str) -> None:
     """The same photo, decoded smaller: features lie at the same places of the full one."""
-    pixels = photo("coffee")
-    less = cv2.resize(pixels, (450, 300), interpolation=cv2.INTER_AREA)
-    (full,), (small,) = extract(name, pixels), extract(name, less, size=(600, 400))
+    full = features_of(name, "coffee")
+    across = min(600, seen_at(name)) * 3 // 4
+    less = cv2.resize(photo("coffee"), (across, across * 2 // 3), interpolation=cv2.INTER_AREA)
+    (small,) = extract(name, less, size=(600, 400), longest=seen_at(name))
     agreement = agree(full, small, match(full, small))
     assert agreement.inliers > 20
     assert off_by(agreement.transform, np.eye(3), (600, 400)) < 2
@@ -81,12 +86,14 @@ def test_positions_are_those_of_the_full_size_picture(name: str) -> None:
 def test_a_crop_lies_where_its_box_is(name: str) -> None:
     pixels = photo("astronaut")
     box = (100.0, 60.0, 420.0, 330.0)
-    (crop,) = extract(name, pixels[60:330, 100:420], size=(512, 512), box=box)
-    (whole,) = extract(name, pixels)
+    (crop,) = extract(name, pixels[60:330, 100:420], size=(512, 512), box=box, longest=seen_at(name))
+    whole = features_of(name, "astronaut")
     agreement = agree(crop, whole, match(crop, whole))
     assert agreement.inliers > 30
     centre = np.array([[260, 195]], np.float32)
-    assert np.abs(project(agreement.transform, centre) - centre).max() < 1
+    assert np.abs(project(agreement.transform, centre) - centre).max() < (
+        6.4 if name == "activations" else 1
+    )  # a quarter position
 
 
 def test_a_small_crop_is_enlarged_and_a_small_picture_is_not() -> None:
@@ -140,7 +147,7 @@ def test_wrong_input_is_refused(pixels: np.ndarray, options: dict, error: type[E
 def test_one_colour_and_tiny_pictures_have_few_features_or_none(name: str, shape: tuple[int, int]) -> None:
     plain = np.full((*shape, 3), 200, np.uint8)
     (features,) = extract(name, plain)
-    (other,) = extract(name, photo("cat"))
+    other = features_of(name, "cat")
     agreement = agree(features, other, match(features, other))
     assert agreement.inliers == 0
     assert LocalFeatures.from_bytes(features.to_bytes()).size == features.size
@@ -149,7 +156,7 @@ def test_one_colour_and_tiny_pictures_have_few_features_or_none(name: str, shape
 @pytest.mark.parametrize("name", DETECTORS)
 def test_noise_agrees_with_nothing(name: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)
-    (features,), (other,) = extract(name, noise), extract(name, photo("astronaut"))
+    (features,), other = extract(name, noise, longest=seen_at(name)), features_of(name, "astronaut")
     assert agree(features, other, match(features, other)).inliers == 0
 
 
@@ -158,7 +165,7 @@ def test_a_huge_picture_is_looked_at_in_a_smaller_copy(name: str) -> None:
     pixels = photo("astronaut")
     huge = cv2.resize(pixels, (6000, 6000), interpolation=cv2.INTER_CUBIC)
     huge.setflags(write=False)  # as Pillow gives them
-    (a,), (b,) = extract(name, huge), extract(name, pixels)
+    (a,), b = extract(name, huge, longest=seen_at(name)), features_of(name, "astronaut")
     agreement = agree(a, b, match(a, b))
     assert a.size == (6000, 6000)
     assert agreement.inliers > 100
@@ -191,7 +198,7 @@ def test_the_short_code_ranks_as_root_sift_does() -> None:
 def test_sift_knows_rotation(degrees: float) -> None:
     pixels = photo("astronaut")
     transform = turned(degrees, 0.7, (256, 256))
-    (a,), (b,) = extract("sift", pixels), extract("sift", warp(pixels, transform, (512, 512)))
+    a, (b,) = features_of("sift", "astronaut"), extract("sift", warp(pixels, transform, (512, 512)))
     agreement = agree(a, b, match(a, b))
     assert agreement.inliers > 60
     assert off_by(agreement.transform, transform, (512, 512)) < 1
@@ -201,8 +208,8 @@ def test_sift_knows_rotation(degrees: float) -> None:
 def test_no_engine_takes_a_mirrored_picture_for_the_same(name: str) -> None:
     """SIFT finds nothing. XFeat matches what is its own mirror image (a face, a rocket): little beside the picture."""
     for picture in PHOTOS:
-        pixels = photo(picture)
-        (a,), (b,) = extract(name, pixels), extract(name, pixels[:, ::-1])
+        a = features_of(name, picture)
+        (b,) = extract(name, photo(picture)[:, ::-1], longest=seen_at(name))
         agreement = agree(a, b, match(a, b))
         assert agreement.inliers <= (0 if name == "sift" else 0.1 * agree(a, a, match(a, a)).inliers)
 
@@ -285,7 +292,7 @@ def test_keypoints_are_the_local_maxima() -> None:
 
 def test_xfeat_finds_a_turned_query_in_four_steps() -> None:
     pixels = photo("coffee")
-    (picture,) = extract("xfeat", pixels)
+    picture = features_of("xfeat", "coffee")
     query = extract("xfeat", np.ascontiguousarray(np.rot90(pixels)), turns=4)
     assert [len(extract(name, pixels, turns=4)) for name in ("xfeat", "sift")] == [4, 1]
     agreements = [agree(part, picture, match(part, picture)) for part in query]
@@ -295,3 +302,56 @@ def test_xfeat_finds_a_turned_query_in_four_steps() -> None:
     (height, width) = pixels.shape[:2]
     expected = np.array([[0, -1, width - 1], [1, 0, 0], [0, 0, 1.0]])  # undoes np.rot90
     assert off_by(best.transform, expected, (height, width)) < 1
+
+
+# ---- activations ---------------------------------------------------------------------------------------------------
+
+
+def test_peaks_are_found_between_positions() -> None:
+    """Two channels with a parabola around a known place each: the mean of the places, by their heights."""
+    row, column = torch.meshgrid(torch.arange(7.0), torch.arange(9.0), indexing="ij")
+    maps = torch.stack(
+        [(h - (row - y) ** 2 - (column - x) ** 2).relu() for h, x, y in ((10, 4.2, 3.4), (9, 3.8, 2.9), (0, 1, 1))]
+    )
+    strength, places = activations.find_peaks(maps)
+    (peak,) = strength.nonzero().tolist()
+    assert peak == [3, 4]
+    heights = maps[:2, 3, 4]
+    torch.testing.assert_close(strength[3, 4], heights.norm())
+    expected = (heights * torch.tensor([[0.2, -0.2], [0.4, -0.1]])).sum(1) / heights.sum()
+    torch.testing.assert_close(places[:, 3, 4], expected)
+
+
+def test_a_position_lies_in_the_middle_of_its_pixels() -> None:
+    """What the network sees at a spot of light is strongest there, at each of the sizes."""
+    dark = np.full((320, 320, 3), 90, np.uint8)
+    cv2.circle(dark, (200, 120), 20, (250, 240, 230), -1)
+    points, scales, strength, rows = activations.find_features(dark)
+    assert len(set(scales.tolist())) == 3
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-4)
+    for scale in set(scales.tolist()):
+        own = scales == scale
+        middle = np.average(points[own], axis=0, weights=strength[own])
+        assert np.abs(middle - (200, 120)).max() < scale
+
+
+@pytest.mark.parametrize(("factor", "shift"), [(1.0, (37, -21)), (0.8, (10, 5)), (1.3, (-60, -40))])
+def test_activations_recover_a_known_shift_and_scale(factor: float, shift: tuple[float, float]) -> None:
+    pixels = photo("astronaut")
+    transform = turned(0, factor, (256, 256), shift)
+    a = features_of("activations", "astronaut")
+    (b,) = extract("activations", warp(pixels, transform, (512, 512)), longest=seen_at("activations"))
+    agreement = agree(a, b, match(a, b))
+    assert agreement.inliers > 50
+    assert off_by(agreement.transform, transform, (512, 512)) < 12.8  # half of a position: 16 pixels at 320
+
+
+def test_activations_know_a_slight_turn_and_any_quarter_in_four_steps() -> None:
+    pixels = photo("coffee")
+    picture, longest = features_of("activations", "coffee"), seen_at("activations")
+    (slight,) = extract("activations", warp(pixels, turned(15, 1, (300, 200)), (600, 400)), longest=longest)
+    assert agree(slight, picture, match(slight, picture)).inliers > 40
+    query = extract("activations", np.ascontiguousarray(np.rot90(pixels)), turns=4, longest=longest)
+    inliers = [agree(part, picture, match(part, picture)).inliers for part in query]
+    assert inliers[0] < 12
+    assert max(inliers) > 200

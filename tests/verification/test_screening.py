@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from cooc.verification.coding import vectors
-from cooc.verification.engines import extract
+from cooc.verification.engines import ENGINES, extract
 from cooc.verification.features import LocalFeatures
-from cooc.verification.geometry import TOLERANCE
 from cooc.verification.matching import Matches, match
 from cooc.verification.on_device import match_on_device
 from cooc.verification.screening import ENOUGH, LOOSE, is_promising, rough_matches, sought
@@ -64,7 +63,7 @@ def most_votes(query: LocalFeatures, picture: LocalFeatures, matches: Matches) -
             other = picture.scales[n] / query.scales[m], picture.angles[n] - query.angles[m]
             off = np.linalg.norm(picture.points[j] + way - picture.points[n])
             votes += bool(
-                off <= 2 * TOLERANCE * max(picture.size) + LOOSE * np.linalg.norm(way)
+                off <= 2 * ENGINES["sift"].tolerance * max(picture.size) + LOOSE * np.linalg.norm(way)
                 and abs(np.log2(other[0] / growth)) <= 0.8
                 and abs((other[1] - turn + 180) % 360 - 180) <= 35
             )
