@@ -48,6 +48,7 @@ def _answer(pipe: Connection) -> None:
         good, answer = _done(question, memory)
         signal.setitimer(signal.ITIMER_PROF, 0)
         stays = give_back(_resident, resident + limits.keep + SPARE)
+        stays &= not isinstance(answer, MachineError)  # what failed it here, no memory or half an import, may last
         pipe.send((good, answer, stays))
         del question, answer
         if not stays:

@@ -22,7 +22,7 @@ from cooc.verification.matching import NONE, SAME, Matches, rule_of
 from cooc.verification.screening import ENOUGH, LOOSE, MOST
 from cooc.verification.words import ENGINE
 
-BATCH = 1 << 28  # similarities at a time: a gigabyte
+BATCH = 1 << 29  # similarities at a time: two gigabytes, which a hundred pictures need
 
 
 class Placed(NamedTuple):
