@@ -106,6 +106,6 @@ def fit_activations(photos: Sequence[Path], dim: int = 64, of_each: int = 450) -
         with Image.open(path) as image:
             rgb = image.convert("RGB")
         rgb.thumbnail((LONGEST, LONGEST))
-        rows = find_features(np.array(rgb))[3]
+        rows = find_features(np.array(rgb))[3].numpy()
         samples.append(rows[chance.permutation(len(rows))[:of_each]])
     return fit_projection(np.concatenate(samples), dim)

@@ -70,8 +70,8 @@ def local_features(
         return found.to_bytes(bits)
 
     def codes() -> Iterator[tuple[str, bytes]]:
-        light = ENGINES[engine].weights is None  # OpenCV lets others run; a network has the device
-        threads = (os.cpu_count() or 1) if light else 1
+        light = ENGINES[engine].weights is None  # OpenCV lets others run; a network has the cores, and a GPU waits
+        threads = (os.cpu_count() or 1) if light else 1 if device == "cpu" else 4
         waiting: deque[tuple[str, Future[bytes]]] = deque()
         wanted = [Item(key, item.picture, item.box) for key, item in todo.items()]
         with ThreadPoolExecutor(threads) as pool:

@@ -86,14 +86,6 @@ def train(
             help="Pictures that show nothing of it, to learn from: with --crops each is found by a part of it."
         ),
     ] = None,
-    teacher: Annotated[
-        str,
-        typer.Option(
-            metavar="RECIPES",
-            help="By commas: better and slower ones, whose similarities are learned, too (resnet-tuned+ms).",
-        ),
-    ] = "",
-    follow: Annotated[float, typer.Option(help="How much the teacher counts beside the loss.")] = 1.0,
     exclude: Annotated[list[str] | None, typer.Option(help="Labels to leave out.")] = None,
     not_in: Annotated[Path | None, typer.Option(help="A folder of test photos, none of which is trained on.")] = None,
     whitening: Annotated[
@@ -133,7 +125,6 @@ def train(
     from cooc.training.block import layer_before
     from cooc.training.cache import build_cache
     from cooc.training.mining import mine_pairs
-    from cooc.training.teacher import teach
     from cooc.training.train import BLOCK_RATE, TrainConfig, as_it_is
     from cooc.training.train import train as learn
     from cooc.training.verification import all_pairs, verify
@@ -173,8 +164,6 @@ def train(
         layer=layer,
         loss=loss,
         options={name: value for name, value in loss_options.items() if value is not None},
-        teacher=tuple(part for part in teacher.split(",") if part),
-        follow=follow,
         lr=lr,
         average=average,
         epochs=epochs,
@@ -201,10 +190,6 @@ def train(
         with counting("verifying pairs") as show:
             photos = verify(photos, kept, as_it_is(descriptor, kept, settings.block), progress=show)
         photos = photos if pairs == "verified" else all_pairs(photos)
-        taught = None
-        if settings.teacher:
-            with counting("what the teacher sees") as show:
-                taught = teach(photos.items, settings.teacher, device=place, workers=workers, progress=show)
         few = whitening == "adapted" or (not whitening and len(photos) < ENOUGH)
         layer_of_recipe = own_whitening(named.replace(dim=dim or named.dim)) if few else None
         if whitening == "adapted" and layer_of_recipe is None:
@@ -226,7 +211,6 @@ def train(
             settings,
             folder=output,
             whitening=layer_of_recipe,
-            teacher=taught,
             resume=resume,
             tensorboard=tensorboard,
             report=lambda epoch: err.print(_line(epoch)) if first else None,

@@ -41,18 +41,6 @@ def smooth_ap(query: Tensor, positive: Tensor, negative: Tensor, *, temperature:
     return 1 - precision.mean(1)
 
 
-def follow(vectors: Tensor, teacher: Tensor, *, temperature: float = 0.05) -> Tensor:
-    """How far the photos of a tuple are from seeing each other as a teacher does: for each, the Kullback-Leibler
-    divergence of softmax(cosines with the others / temperature). vectors (T, M, D), teacher (T, M, D') -> (T,)
-    """
-    itself = torch.eye(vectors.shape[1], dtype=torch.bool, device=vectors.device)
-    own, wanted = (
-        ((v @ v.mT) / temperature).masked_fill(itself, -torch.inf).log_softmax(2).masked_fill(itself, 0)
-        for v in (vectors, teacher)
-    )
-    return (wanted.exp() * (wanted - own)).masked_fill(itself, 0).sum(2).mean(1)
-
-
 def _distance(query: Tensor, others: Tensor) -> Tensor:
     """Euclidean; at 0 the gradient is 0, not NaN. (T, D), (T, M, D) -> (T, M)"""
     distance: Tensor = torch.linalg.vector_norm(query[:, None, :] - others, dim=2)

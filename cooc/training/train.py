@@ -35,7 +35,7 @@ from cooc.recipes import DescriptorConfig
 from cooc.training.block import BLOCKS, build_block
 from cooc.training.cache import ActivationCache
 from cooc.training.checkpoint import Average, Checkpoint, Epoch
-from cooc.training.losses import LOSSES, follow
+from cooc.training.losses import LOSSES
 from cooc.training.network import CoOcNet, describe
 from cooc.training.processes import rank, world
 from cooc.training.tuples import mine, tuples
@@ -63,8 +63,6 @@ class TrainConfig:
     layer: int = 0  # dimensions of a whitening layer in front of the loss, fitted before the first step; 0 is none
     loss: str = "smooth-ap"
     options: Mapping[str, float] = field(default_factory=dict)  # of the loss: margin, temperature
-    teacher: tuple[str, ...] = ()  # recipes whose similarities are followed, too,
-    follow: float = 1.0  # and how much that counts beside the loss
     lr: float | None = None  # None: RATES
     beta1: float = 0.85
     average: float = 0.0  # what is kept is the mean over steps, each of which leaves so much of the mean before it
@@ -88,8 +86,6 @@ class TrainConfig:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if self.lr is not None and not self.lr > 0:
             raise InputError(f"The learning rate must be positive, not {self.lr}.")
-        if not self.follow > 0:
-            raise InputError(f"What a teacher counts must be positive, not {self.follow}.")
         if not 0 <= self.average < 1:
             raise InputError(f"The mean over steps keeps at least 0 and less than 1 of itself, not {self.average}.")
         if len([part for part in self.train if part in BLOCKS]) > 1:
@@ -106,11 +102,7 @@ class TrainConfig:
 
     def as_dict(self) -> dict[str, Any]:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return (
-            values
-            | {"descriptor": self.descriptor.as_dict(), "lr": self.rate}
-            | {name: list(getattr(self, name)) for name in ("train", "teacher")}
-        )
+        return values | {"descriptor": self.descriptor.as_dict(), "train": list(self.train), "lr": self.rate}
 
 
 @dataclass(frozen=True)
@@ -137,7 +129,6 @@ def train(
     *,
     folder: Path | None = None,
     whitening: Whitening | None = None,
-    teacher: Tensor | None = None,
     resume: bool = False,
     tensorboard: bool = False,
     report: Callable[[Epoch], None] = lambda epoch: None,
@@ -146,15 +137,12 @@ def train(
 
     whitening: that of the recipe, where the photos are too few to fit one: the loss and the validation see what it
     gives, so that epoch 0 is the recipe as it is. (Adapted to these photos, it would leave no loss to learn from.)
-    teacher (N, D): what `config.teacher` sees in the photos (cooc/training/teacher.py).
     report is called after every epoch with its line of the log.
     """
     if len(cache) != len(photos):
         raise InputError(f"{len(photos)} photos, but activations of {len(cache)}: keep the rows of both together.")
     if len(photos.queries()) < 1:
         raise InputError("No photo to train on has a match. Hold out fewer labels, or verify less strictly.")
-    if bool(config.teacher) != (teacher is not None) or (teacher is not None and len(teacher) != len(photos)):
-        raise InputError("A teacher is named, and its vectors of all photos are given, both or neither.")
     started = time.monotonic()
     device = cache.device
     if device.type == "cuda":
@@ -177,7 +165,7 @@ def train(
     while kept.epoch < config.epochs and kept.epoch - kept.best < config.patience:
         epoch = kept.epoch + 1
         begun = time.monotonic()
-        loss = _epoch(net, optimiser, kept.average, cache, photos, config, epoch, teacher)
+        loss = _epoch(net, optimiser, kept.average, cache, photos, config, epoch)
         with kept.average.used():
             found = {"epoch": epoch, "loss": loss, **validate(net, cache, photos, config)}
         found["seconds"] = round(time.monotonic() - begun, 3)
@@ -228,7 +216,6 @@ def _epoch(
     photos: Photos,
     config: TrainConfig,
     epoch: int,
-    teacher: Tensor | None,
 ) -> float:
     """One pass over freshly mined tuples; the mean loss."""
     rng = np.random.default_rng([config.seed, epoch])
@@ -237,7 +224,7 @@ def _epoch(
     for start in range(0, len(rows), config.batch):
         optimiser.zero_grad(set_to_none=True)
         batch = rows[start : start + config.batch]
-        total += gradients(net, cache, batch, config, teacher) * len(batch)
+        total += gradients(net, cache, batch, config) * len(batch)
         optimiser.step()
         average.update()
     return total / len(rows)
@@ -263,9 +250,7 @@ def mined(net: CoOcNet, cache: ActivationCache, photos: Photos, config: TrainCon
     return tuples(photos, queries, pool[found.cpu().numpy()], config.positives, rng)
 
 
-def gradients(
-    net: CoOcNet, cache: ActivationCache, rows: Ints, config: TrainConfig, teacher: Tensor | None = None
-) -> float:
+def gradients(net: CoOcNet, cache: ActivationCache, rows: Ints, config: TrainConfig) -> float:
     """Add the gradient of the mean loss of these tuples to the network's, summed over all processes; that loss."""
     own = rows[rank() :: world()]
     total = torch.zeros((), device=cache.device)
@@ -276,10 +261,7 @@ def gradients(
         vectors = vectors.reshape(*part.shape, -1)  # (t, 1 + P + N, D)
         query, others = vectors[:, 0], vectors[:, 1:]
         positive, negative = others[:, : config.positives], others[:, config.positives :]
-        wrong = LOSSES[config.loss](query, positive, negative, **config.options)
-        if teacher is not None:
-            wrong = wrong + config.follow * follow(vectors, teacher[torch.from_numpy(part).to(teacher.device)])
-        loss = wrong.sum() / len(rows)
+        loss = LOSSES[config.loss](query, positive, negative, **config.options).sum() / len(rows)
         torch.autograd.backward(loss)
         total += loss.detach()
     if world() > 1:

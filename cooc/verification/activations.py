@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from cooc.activations import Activations, build_backbone, resolve_dtype
 from cooc.files import DATA
-from cooc.vectors import unit_rows
 from cooc.verification.coding import Projection, quantise
 from cooc.verification.engine import Detected, Pixels, best_of_all_parts
 from cooc.weights import load_weights
@@ -53,18 +52,19 @@ def detect_activations(pixels: Pixels, limit: int, device: str = "cpu") -> Detec
     points, scales, strength, rows = find_features(pixels, device)
     order = np.argsort(-strength, kind="stable")
     order = order[best_of_all_parts(points[order], pixels.shape, limit)]
-    angles = np.zeros(len(order), np.float32)
-    return Detected(points[order], scales[order], angles, quantise(projection()(rows[order])))
+    chosen = rows[torch.from_numpy(order).to(rows.device)].cpu().numpy()
+    return Detected(points[order], scales[order], np.zeros(len(order), np.float32), quantise(projection()(chosen)))
 
 
-def find_features(pixels: Pixels, device: str = "cpu") -> tuple[Floats, Floats, Floats, Floats]:
-    """All of them, in no order: points (N, 2), scales (N,), strengths (N,) and activations (N, 512), L2-normalised."""
+def find_features(pixels: Pixels, device: str = "cpu") -> tuple[Floats, Floats, Floats, Tensor]:
+    """All of them, in no order: points (N, 2), scales (N,), strengths (N,) and activations (N, 512), L2-normalised, on
+    the device: most are not kept."""
     found = [_seen_at(np.ascontiguousarray(pixels), size, device) for size in SIZES]
-    points, scales, strength, rows = (np.concatenate(part) for part in zip(*found, strict=True))
-    return points, scales, strength, unit_rows(rows)
+    points, scales, strength = (np.concatenate(part) for part in zip(*(one[:3] for one in found), strict=True))
+    return points, scales, strength, F.normalize(torch.cat([one[3] for one in found]), dim=1)
 
 
-def _seen_at(pixels: Pixels, size: float, device: str) -> tuple[Floats, Floats, Floats, Floats]:
+def _seen_at(pixels: Pixels, size: float, device: str) -> tuple[Floats, Floats, Floats, Tensor]:
     height, width = pixels.shape[:2]
     down, across = (max(STRIDE, round(side * size)) for side in (height, width))
     seen = np.asarray(cv2.resize(pixels, (across, down), interpolation=cv2.INTER_AREA), np.uint8)
@@ -81,7 +81,7 @@ def _seen_at(pixels: Pixels, size: float, device: str) -> tuple[Floats, Floats, 
     per_pixel = np.array([width / across, height / down], np.float32)
     points = (places.cpu().numpy() + 0.5) * STRIDE * per_pixel - 0.5
     scales = np.full(len(points), STRIDE * np.sqrt(per_pixel.prod()), np.float32)
-    return points.astype(np.float32), scales, strength[row, column].cpu().numpy(), rows.cpu().numpy()
+    return points.astype(np.float32), scales, strength[row, column].cpu().numpy(), rows
 
 
 def find_peaks(maps: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,8 +44,8 @@ def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches) -> Agr
     engine = ENGINES[query.engine]
     near = engine.tolerance * max(picture.size)
     best, transform = np.zeros(0, np.int64), nothing.transform
-    for found in estimates(here.points, there.points, near):
-        if found is None:
+    for estimate in ESTIMATES:
+        if (found := estimate(here.points, there.points, near)) is None:
             continue
         inliers = _inliers(here, there, found, near, engine)
         if len(inliers) > max(len(best), FEWEST - 1) and plausible(found, here.take(inliers), there.take(inliers)):
@@ -70,11 +70,6 @@ def agree(query: LocalFeatures, picture: LocalFeatures, matches: Matches) -> Agr
         query_size=query.size,
         picture_size=picture.size,
     )
-
-
-def estimates(here: Points, there: Points, near: float) -> tuple[Matrix | None, Matrix | None]:
-    """The affine map and the homography that most of the matches agree on, as far as there are such."""
-    return _affine(here, there, near), _homography(here, there, near)
 
 
 def _usac(near: float) -> cv2.UsacParams:
@@ -107,6 +102,9 @@ def _homography(here: Points, there: Points, near: float) -> Matrix | None:
     except cv2.error:
         return None
     return None if found is None or abs(found[2, 2]) < 1e-9 else _sound(found / found[2, 2])
+
+
+ESTIMATES = _affine, _homography  # that most of the matches agree on, or None
 
 
 def _sound(transform: Matrix) -> Matrix | None:

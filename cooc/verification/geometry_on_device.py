@@ -9,8 +9,9 @@ G pictures with N features each, Q features of the query, M matches. Transforms 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from itertools import product
 
 import numpy as np
 import torch
@@ -20,11 +21,11 @@ from cooc.verification.agreement import Agreement, no_agreement
 from cooc.verification.engine import Engine
 from cooc.verification.engines import ENGINES
 from cooc.verification.features import LocalFeatures
-from cooc.verification.geometry import FEWEST, LARGEST, NARROWEST, SPOTS, estimates, hull
+from cooc.verification.geometry import ESTIMATES, FEWEST, LARGEST, NARROWEST, SPOTS, hull
 from cooc.verification.matching import rule_of
 from cooc.verification.on_device import Compared, compare
 from cooc.verification.support import GRID, INSIDE, density, filling
-from cooc.verification.transforms import TINY
+from cooc.verification.transforms import TINY, Matrix
 
 
 def agree_on_device(
@@ -99,13 +100,15 @@ def _coordinates(places: Tensor) -> Tensor:
 def _estimated(here: Tensor, there: Tensor, taken: Tensor, near: Tensor, pool: Executor) -> Tensor:
     """(2, G, 3, 3): an affine map and a homography for each; NaN where there is none."""
     mine, other = here.float().cpu().numpy(), there.float().cpu().numpy()
+    counts, tolerances = taken.tolist(), near.tolist()
 
-    def both(n: int, count: int, tolerance: float) -> list[np.ndarray]:
-        found = estimates(mine[n, :count], other[n, :count], tolerance)
-        return [np.full((3, 3), np.nan) if one is None else one for one in found]
+    def estimated(work: tuple[Callable[..., Matrix | None], int]) -> Matrix:
+        estimate, n = work
+        found = estimate(mine[n, : counts[n]], other[n, : counts[n]], tolerances[n])
+        return np.full((3, 3), np.nan) if found is None else found
 
-    found = list(pool.map(both, range(len(mine)), taken.tolist(), near.tolist()))
-    return torch.from_numpy(np.array(found)).transpose(0, 1).to(here.device)
+    found = list(pool.map(estimated, product(ESTIMATES, range(len(mine)))))
+    return torch.from_numpy(np.array(found)).view(len(ESTIMATES), -1, 3, 3).to(here.device)
 
 
 def _mapped(transforms: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cooc.verification.engines import ENGINES
-from cooc.verification.features import OCTAVE, SMALLEST, STEPS, Bytes, Coded, LocalFeatures
+from cooc.verification.features import OCTAVE, SMALLEST, STEPS, Coded, LocalFeatures
 from cooc.verification.matching import NONE, SAME, Matches, rule_of
 from cooc.verification.screening import ENOUGH, LOOSE, MOST
 from cooc.verification.words import ENGINE
@@ -117,18 +117,20 @@ def _placed(pictures: Sequence[LocalFeatures], device: torch.device) -> Placed:
 
 
 def _decoded(pictures: Sequence[Coded], device: torch.device) -> Placed:
-    def put(arrays: Sequence[Bytes]) -> Tensor:
-        return torch.from_numpy(np.concatenate(arrays)).to(device)
-
+    """All that the codes have goes to the device at once: copies one by one would each be waited for."""
     counts = [len(p) for p in pictures]
-    codes = put([p.codes for p in pictures])
-    rows = torch.stack([codes >> 4, codes & 15], 2).flatten(1)[:, : pictures[0].dim] * 17
-    low, high = put([p.places[: 4 * n] for p, n in zip(pictures, counts, strict=True)]).view(-1, 2, 2).float().unbind(2)
+    total, dim = sum(counts), pictures[0].dim
+    parts = [[p.places[: 4 * n] for p, n in zip(pictures, counts, strict=True)]]  # x and y, two bytes each
+    parts += [[p.places[k * n : (k + 1) * n] for p, n in zip(pictures, counts, strict=True)] for k in (4, 5)]
+    parts += [[p.codes.reshape(-1) for p in pictures]]
+    whole = torch.from_numpy(np.concatenate([array for part in parts for array in part])).to(device)
+    places, growth, angle, codes = torch.split(whole, [4 * total, total, total, len(whole) - 6 * total])
+    codes = codes.view(total, -1)
+    rows = torch.stack([codes >> 4, codes & 15], 2).flatten(1)[:, :dim] * 17
+    low, high = places.view(-1, 2, 2).float().unbind(2)
     size = torch.tensor([p.size for p in pictures], dtype=torch.float32).to(device)
     x, y = ((low + 256 * high) * (size / STEPS).repeat_interleave(torch.tensor(counts).to(device), 0)).unbind(1)
-    growth = put([p.places[4 * n : 5 * n] for p, n in zip(pictures, counts, strict=True)]) / OCTAVE + SMALLEST
-    angle = put([p.places[5 * n :] for p, n in zip(pictures, counts, strict=True)]) * (360 / 256)
-    return Placed(_units(rows), torch.complex(x, y), growth, angle)
+    return Placed(_units(rows), torch.complex(x, y), growth / OCTAVE + SMALLEST, angle * (360 / 256))
 
 
 def _units(codes: Tensor) -> Tensor:
