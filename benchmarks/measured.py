@@ -8,6 +8,7 @@ from benchmarks import paper
 from benchmarks.results import Result, Results, Table, number, sources
 from cooc.bench.plan import short
 from cooc.bench.verified import STAGES
+from cooc.verification.words import ENGINE as WORDS
 
 OXFORD = {name: paper.COLUMNS[name] for name in paper.OXFORD}
 
@@ -310,14 +311,17 @@ def verified(results: Results) -> Table:
     used = [result for name, result in results.other.items() if name.startswith("verified/roxford5k--")]
     for result in sorted(used, key=lambda result: result["dim"]):
         scores = result["results"]
-        rows.append([_shortlist(result), str(result["dim"]), "nothing", _three(scores["none"]), *[""] * len(STAGES)])
+        vector, dim = _shortlist(result), str(result["dim"])
+        rows.append([vector, dim, "nothing", _three(scores["none"]), *[""] * len(STAGES)])
         engines = [name.removesuffix(f" {STAGES[0]}") for name in scores if name.endswith(STAGES[0])]
         for engine in engines:
             stages = [scores.get(f"{engine} {stage}", {}) for stage in STAGES]
             last = [stage for stage in stages if stage][-1]
             known = [protocol["interval"] for protocol in last.values() if "interval" in protocol]
             ends = ", ".join(f"{low:.0f}-{high:.0f}" for low, high in known) or "not kept"
-            rows.append([_shortlist(result), str(result["dim"]), engine, *map(_three, stages), ends])
+            words = ", and words" if WORDS in engine.split("+") or result.get("words") else ""
+            whole = "\\*" if result.get("witnesses") == "whole" else ""
+            rows.append([vector + words + whole, dim, engine, *map(_three, stages), ends])
     headings = ["shortlist", "dim", "verified by", *STAGES, "95 % of the last"]
     note = (
         "ROxford, mAP easy / medium / hard in percent; of nothing verified, that of the cosine. "
@@ -327,10 +331,7 @@ def verified(results: Results) -> Table:
 
 
 def _shortlist(result: Result) -> str:
-    more = [", three scales"] * (len(result["config"]["scales"]) > 1) + [", and words"] * result.get("words", False)
-    more += [f", {result['top']} a round"] if "top" in result else []
-    more += ["\\*"] if result.get("witnesses") == "whole" else []
-    return f"`{result['recipe'].split('+')[0]}`" + "".join(more)
+    return f"`{result['recipe'].split('+')[0]}`" + ", three scales" * (len(result["config"]["scales"]) > 1)
 
 
 def _three(scores: Result) -> str:

@@ -23,6 +23,7 @@ from cooc.pictures.batches import Item, decode
 from cooc.pictures.decode import decode_ahead, image_info, load_image
 from cooc.pictures.decoders import Decoders, Limits
 from tests.hostile import end_by, keep, leave_holes, png, process, resident, sleep, slow_icon
+from tests.starving import BROKEN
 
 MB = 1 << 20
 ROOT = Path(__file__).parents[2]
@@ -155,6 +156,18 @@ def test_what_cannot_travel_is_not_the_pictures_fault(decoders: Decoders) -> Non
     odd.__module__, odd.__qualname__ = "tests.hostile", "png"  # another thing by that name there
     with pytest.raises(Exception, match=r"pickle|not the same"):
         decoders.run(process, odd())
+
+
+def test_a_process_in_which_the_machine_failed_is_not_asked_again(decoders: Decoders, photo: Path) -> None:
+    """What it lacked, memory or a module that was imported by half, the next picture would lack as well."""
+    first = decoders.run(process, None)
+    with pytest.raises(ImageError):
+        decoders.run(load_image, b"no picture")
+    assert decoders.run(process, None) == first  # a bad picture is no reason
+    with pytest.raises(MachineError, match="Input/output error"):
+        decoders.run(load_image, BROKEN)
+    assert decoders.run(process, None) != first
+    assert decoders.run(load_image, photo).shape == (60, 90, 3)
 
 
 def test_memory_is_given_back(decoders: Decoders) -> None:
