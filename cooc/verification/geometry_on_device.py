@@ -62,15 +62,13 @@ def _agreements(
     model = (number[1] > number[0]).long()[good]  # the homography only where it has more
     row = torch.tensor(good).to(model.device)
     block, sizes, transform, kept = block.take(good), sizes[good], transforms[model, row], inliers[model, row]
-    supported, counts = _support(block, transform, sizes, query.size, engine)
-    there_is, in_query, in_picture, *cells = (part.cpu().numpy() for part in counts)
-    shown = supported.cpu().numpy()
-    evidence = filling(shown.sum(1), there_is, in_query, in_picture)
+    supported, filled, cells = (part.cpu().numpy() for part in _support(block, transform, sizes, query.size, engine))
+    evidence = filling(supported.sum(1), *filled)
     fields = (transform, kept, here[good].float(), there[good].float(), block.pictures.places, block.taken)
     arrays = [part.cpu().numpy() for part in fields]
     agreements = []
     for n, at, proof, matrix, among, mine, other, places, tentative, *of_cells in zip(
-        block.numbers, shown, evidence.tolist(), *arrays, *cells, strict=True
+        block.numbers, supported, evidence.tolist(), *arrays, *cells, strict=True
     ):
         mine, other, alike = mine[among], other[among], places[at].view(np.float32).reshape(-1, 2)
         agreement = Agreement(
@@ -192,9 +190,9 @@ def _plausible(
 
 def _support(
     block: Compared, transform: Tensor, sizes: Tensor, size: tuple[int, int], engine: Engine
-) -> tuple[Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """(G, N): the pictures' features at whose place the query looks alike; and for `filling` and for `density` how
-    many of these, of the query's features and of the picture's lie in each cell: six of (G, cells).
+    many of these, of the query's features and of the picture's lie in each cell: (3, G, cells) each.
     """
     query, pictures = block.query, block.pictures
     to, growth, angle = _moved(transform, _coordinates(query.places), query.growths, query.angles)
@@ -215,11 +213,11 @@ def _support(
     seen = real & _between(back, corner, corner + torch.tensor(size).to(sizes))
     low = torch.maximum(_extreme(to, shown, -1), _extreme(other, seen, -1))
     high = torch.minimum(_extreme(to, shown, 1), _extreme(other, seen, 1))
-    counts = [_count(*part, low, high, GRID) for part in ((other, supported), (to, shown), (other, seen))]
+    filled = _counts([(other, supported), (to, shown), (other, seen)], low, high, GRID)
     low, high = _extreme(other, supported, -1), _extreme(other, supported, 1)
     every = torch.ones_like(shown)
-    counts += [_count(*part, low, high, INSIDE) for part in ((other, supported), (to, every), (other, real))]
-    return supported, counts
+    dense = _counts([(other, supported), (to, every), (other, real)], low, high, INSIDE)
+    return supported, filled, dense
 
 
 def _between(points: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -231,10 +229,13 @@ def _extreme(points: Tensor, among: Tensor, sign: int) -> Tensor:
     return sign * torch.where(among[..., None], sign * points, -torch.inf).amax(1)
 
 
-def _count(points: Tensor, among: Tensor, low: Tensor, high: Tensor, cells: int) -> Tensor:
-    """(G, cells x cells), as `support._count`."""
-    inner = among & _between(points, low, high)
+def _counts(parts: Sequence[tuple[Tensor, Tensor]], low: Tensor, high: Tensor, cells: int) -> Tensor:
+    """(parts, G, cells x cells): of points (G, N, 2) and which of them (G, N), each part as `support._count`."""
+    points = torch.cat([part for part, _ in parts], 1)
+    inner = torch.cat([among for _, among in parts], 1) & _between(points, low, high)
     cell = (points - low[:, None]) * cells / (high - low).clamp_min(1e-6)[:, None]
     column, row = cell.nan_to_num(0).clamp(0, cells - 1).long().unbind(-1)
-    found = torch.zeros(len(points), cells * cells, dtype=torch.float64, device=points.device)
-    return found.scatter_add_(1, column * cells + row, inner.double())
+    which = [torch.full(part.shape[1:2], n, device=points.device) for n, (part, _) in enumerate(parts)]
+    place = (torch.cat(which) * cells + column) * cells + row
+    found = torch.zeros(len(points), len(parts) * cells * cells, dtype=torch.float64, device=points.device)
+    return found.scatter_add_(1, place, inner.double()).view(len(points), len(parts), -1).transpose(0, 1)
