@@ -52,7 +52,7 @@ LARGE: list[tuple[int, ...]] = [(32, 512, 24, 32, 4), (2, 2048, 24, 32, 4), (3, 
 def check_direct(maps: Maps) -> Iterator[Case]:
     from cooc.kernels import direct
 
-    small: list[tuple[int, ...]] = [(2, 20, 4, 5, 1), (1, 17, 3, 17, 2), (1, 12, 1, 3, 4)]
+    small: list[tuple[int, ...]] = [(2, 20, 7, 9, 2), (1, 17, 5, 33, 4), (1, 12, 1, 3, 4)]
     for B, C, H, W, radius in maps.sizes(small, LARGE):
         for dtype, most in ((torch.float32, SINGLE), (torch.bfloat16, HALF)):
             A = maps(B, C, H, W, dtype=dtype)
@@ -64,14 +64,14 @@ def check_direct(maps: Maps) -> Iterator[Case]:
 def check_thresholds(maps: Maps) -> Iterator[Case]:
     from cooc.kernels import direct
 
-    A = maps(3, 18, 4, 5) - 0.2
+    A = maps(3, 20, 6, 7) - 0.2
     for t in (torch.tensor([0.3]), torch.tensor([-0.1, 0.0, 0.5])):
-        found = direct.tensor(A, 1, t, EPS, 17)
-        reference = cooccurrence(A.double(), 1, t.to(A.device))
+        found = direct.tensor(A, 2, t, EPS, 19)
+        reference = cooccurrence(A.double(), 2, t.to(A.device))
         yield f"thresholds {t.tolist()}", found[0] if found else None, reference, SINGLE
     A = torch.zeros_like(A)
-    A[:, 0] = maps(3, 4, 5)  # a single channel fires: nothing co-occurs with it, exactly
-    found = direct.tensor(A, 1, None, 0.0, 17)
+    A[:, 0] = maps(3, 6, 7)  # a single channel fires: nothing co-occurs with it, exactly
+    found = direct.tensor(A, 2, None, 0.0, 19)
     yield "one channel", found[0] + 1 if found else None, torch.ones_like(A).double(), 0.0
 
 
@@ -83,7 +83,7 @@ def check_linear(maps: Maps) -> Iterator[Case]:
         (True, False): sct,
         (False, True): chco,
     }
-    for B, C, H, W, radius in maps.sizes([(1, 18, 3, 17, 1)], LARGE):
+    for B, C, H, W, radius in maps.sizes([(1, 18, 5, 17, 2)], LARGE):
         for dtype in (torch.float32, torch.bfloat16):
             A = maps(B, C, H, W, dtype=dtype)
             reference = cooccurrence(A.double(), radius)
@@ -96,7 +96,7 @@ def check_linear(maps: Maps) -> Iterator[Case]:
 def check_factored(maps: Maps) -> Iterator[Case]:
     from cooc.kernels import factored
 
-    sizes: list[tuple[int, ...]] = [(2, 20, 4, 5, 1, 5), (1, 33, 5, 7, 1, 16)]
+    sizes: list[tuple[int, ...]] = [(2, 20, 5, 7, 1, 5), (3, 64, 9, 11, 1, 16)]
     for B, C, H, W, radius, rank in maps.sizes(
         sizes, [(4, 512, 24, 32, 4, 32), (32, 512, 24, 32, 4, 32), (1, 100, 33, 20, 2, 32), (2, 192, 7, 13, 2, 32)]
     ):
@@ -125,12 +125,12 @@ def check_repeat(maps: Maps) -> Iterator[Case]:
     """Twice the same bits."""
     from cooc.kernels import direct, linear, sketch
 
-    B, C, H, W, radius = (2, 18, 4, 5, 1) if maps.small else (32, 512, 24, 32, 4)
+    B, C, H, W = (2, 20, 6, 7) if maps.small else (32, 512, 24, 32)
     A = maps(B, C, H, W)
     bins, signs = (x.to(maps.device) for x in sketch_hashes(C, 256))
     for name, call in (
-        ("direct", lambda: direct.tensor(A, radius, None, EPS, C - 1)[0]),  # type: ignore[index]
-        ("linear", lambda: linear.linear_pooling(A, radius, EPS, C - 1, rarity_eps=1e-5, spatial=True, rarity=True)),
+        ("direct", lambda: direct.tensor(A, 4, None, EPS, C - 1)[0]),  # type: ignore[index]
+        ("linear", lambda: linear.linear_pooling(A, 4, EPS, C - 1, rarity_eps=1e-5, spatial=True, rarity=True)),
         ("sketch", lambda: sketch.compact_bilinear(A, A, bins, signs, 256)),
     ):
         first = call()

@@ -2,7 +2,7 @@
 
     python -m tests.test_same_vectors        writes it again: only when a recipe is meant to change
 
-Ten photographs and parts of photographs that come with scikit-image, as every named recipe describes them. The
+Twenty photographs and parts of photographs that come with scikit-image, as every named recipe describes them. The
 network runs in float64, so that what is compared does not depend on the machine; of each vector 32 random projections
 are kept.
 """
@@ -30,10 +30,16 @@ PHOTOGRAPHS = [
     "coffee.png",
     "rocket.jpg",
     "camera.png",
+    "hubble_deep_field.jpg",
+    "retina.jpg",
+    "clock_motion.png",
     "brick.png",
+    "cell.png",
+    "grass.png",
+    "gravel.png",
 ]
-BOX = (40.0, 20.0, 250.0, 220.0)  # a part of the first four
-PICTURES = [(name, None) for name in PHOTOGRAPHS] + [(name, BOX) for name in PHOTOGRAPHS[:4]]
+BOX = (40.0, 20.0, 250.0, 220.0)  # a part of the first eight
+PICTURES = [(name, None) for name in PHOTOGRAPHS] + [(name, BOX) for name in PHOTOGRAPHS[:8]]
 UNWHITENED = ("paper-bilinear-topdown-1024", "paper-bilinear-topdown-2048", "paper-bilinear-topdown-4096",
               "shih-bilinear-topdown", "shih-bilinear-topdown-4096",
               "paper-bilinear-aa-ms", "paper-bilinear-ms",  # no whitening ships for these
@@ -59,7 +65,7 @@ def backbone(name: str, layer: str, tuning: str) -> Activations:
 
 
 def projections(recipe: str) -> tuple[NDArray[np.float32], int]:
-    """(10, 32), and the dimensions that they are of."""
+    """(20, 32), and the dimensions that they are of."""
     config = find_recipe(recipe).config
     config = config.replace(size=SIZE, dtype="float64", **({"whitening": "", "dim": 0} if recipe in UNWHITENED else {}))
     describe = Descriptor(config, device="cpu", backbone=backbone(config.backbone, config.layer, config.tuning))

@@ -5,8 +5,8 @@ The picture is seen at three sizes, half an octave apart. A position of a map is
 their largest among the eight positions around it, as in D2-Net (Dusmanu et al., CVPR 2019). Positions are 16 pixels
 apart; a parabola through each such channel says where between them its peak lies, and the mean of these places, the
 strongest counting most, is the feature's. Its 512 activations there, of a patch of some 200 pixels, are projected on 64
-values. Neither rotation beyond some 30 degrees nor a mirror is known. On the dev set it proves less
-than SIFT (docs/verification.md).
+values. Neither rotation beyond some 30 degrees nor a mirror is known. It proves less than SIFT, on the dev set and on
+ROxford (docs/verification.md).
 """
 
 from __future__ import annotations

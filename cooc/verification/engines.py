@@ -10,7 +10,7 @@
 |-------------|-------------------------------------------------|----------|-------------|-----------------------------|
 | sift        | yes                                             | no       | none        | prints, covers, buildings   |
 | xfeat       | to about 30 degrees; with `turns=4` any quarter | no       | xfeat       | places in other light       |
-| activations | to about 30 degrees; with `turns=4` any quarter | no       | vgg16-caffe | not shown yet: see the docs |
+| activations | to about 30 degrees; with `turns=4` any quarter | no       | vgg16-caffe | proves less than the others |
 
 docs/verification.md says which others were looked at and why they are not here.
 """

@@ -29,7 +29,14 @@ from tests.test_text import write_model
 
 SCREEN = {"viewport": {"width": 1400, "height": 900}}
 HAND = {"viewport": PHONE, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
-LOOKS = {"screen-light": {**SCREEN, "color_scheme": "light"}, "phone-dark": {**HAND, "color_scheme": "dark"}}
+LOOKS = {
+    f"{kind}-{scheme}": {**size, "color_scheme": scheme}
+    for kind, size in (("screen", SCREEN), ("phone", HAND))
+    for scheme in ("light", "dark")
+}
+
+
+SIZES = ["screen-light", "phone-dark"]
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +262,7 @@ def given(name: str, data: bytes) -> Any:
     return {"name": name, "mimeType": "image/png", "buffer": data}
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", SIZES)
 def test_pictures_are_added_and_removed(visit: Visit, search: ImageSearch, look: str) -> None:
     page = visit(calm=False, **LOOKS[look])  # the browser reports a refused file by itself
     names(page)
@@ -312,7 +319,7 @@ def test_pictures_are_added_and_removed(visit: Visit, search: ImageSearch, look:
     assert not (search.root / "new/c.png").exists()
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", SIZES)
 def test_groups_of_copies(visit: Visit, search: ImageSearch, look: str) -> None:
     for name in ("animals/cat", "things/coffee"):
         photo(name).save(search.root / f"{name}-copy.jpg", quality=60)
@@ -347,7 +354,7 @@ def test_groups_of_copies(visit: Visit, search: ImageSearch, look: str) -> None:
     assert len(names(page)) == 20 - len(rest)
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", SIZES)
 def test_words(visit: Visit, search: ImageSearch, clip: Path, look: str) -> None:
     with ImageSearch.open(search.index_path, write=True, descriptor=descriptor()) as writer:
         update(writer.index_path, writer.store, writer.collection, str(clip), device="cpu")

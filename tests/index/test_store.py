@@ -715,7 +715,7 @@ class Changes(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-EXAMPLES = {"milvus": 2, "milvus-lite": 5, "postgresql": 8}  # a change and the questions after it take these long
+EXAMPLES = {"milvus": 3}  # a change and the questions after it take this one half a second
 
 
 @pytest.mark.parametrize("engine", sorted(IN_ONE_PROCESS))

@@ -42,6 +42,14 @@ class World:
         return rounds(ids, cosines[ids], **{**functions, **options})
 
 
+@pytest.mark.parametrize("neighbours", [1, 4, 10, 100])
+def test_the_graph_is_that_of_the_loops(neighbours: int) -> None:
+    vectors = clusters()
+    graph, whole = knn_graph(vectors, neighbours, GAMMA), np.zeros((len(vectors), len(vectors)))
+    np.put_along_axis(whole, graph.indices, graph.weights, axis=1)
+    np.testing.assert_allclose(whole, reference.mutual_graph(vectors, neighbours), atol=1e-6)
+
+
 def test_diffusion_is_the_sum_over_all_paths() -> None:
     """As exact as `rounds` asks for it, on the graph that the loops give."""
     vectors = clusters()
