@@ -34,6 +34,7 @@ import importlib
 import itertools
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -131,7 +132,10 @@ def _options(
 
 
 def main() -> None:
-    run(only(*sys.argv[1:2]))
+    try:
+        run(only(*sys.argv[1:2]))
+    finally:  # all is done and said; Ctrl-C while Python clears up would print tracebacks
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def every() -> typer.Typer:
