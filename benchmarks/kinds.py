@@ -43,8 +43,13 @@ def _searched(search: ImageSearch, folder: Path, truth: dict[str, Any], most: in
         return next(match for match in found.matches if match.path not in paths(query["junk"]))
 
     by_vector, right, proven = [], [], []
+    boxed, proven_by_box = [], []
     for query in truth["queries"][:most]:
         found = search.search(folder / query["image"])
+        if query.get("bbox"):
+            drawn = first(query, search.search(folder / query["image"], box=tuple(query["bbox"])))
+            boxed.append(drawn.path in paths(query["positives"]))
+            proven_by_box.append(boxed[-1] and drawn.verified)
         best, near = first(query, found), first(query, search.search_vector(found.query_vector))
         by_vector.append(near.path in paths(query["positives"]))
         right.append(best.path in paths(query["positives"]))
@@ -56,6 +61,8 @@ def _searched(search: ImageSearch, folder: Path, truth: dict[str, Any], most: in
         "recall at 1 by vector": round(float(np.mean(by_vector)), 3),
         "recall at 1": round(float(np.mean(right)), 3),
         "first and proven": round(float(np.mean(proven)), 3),
+        "recall at 1 with a box": round(float(np.mean(boxed)), 3) if boxed else None,
+        "first and proven with a box": round(float(np.mean(proven_by_box)), 3) if boxed else None,
         "absent": len(absent),
         "wrongly proven": round(float(np.mean(absent)), 3) if absent else None,
     }

@@ -25,8 +25,8 @@ from cooc.index.store import Store, Vectors, blocks, intact
 from cooc.verification.agreement import Agreement, on_what_is_shown
 from cooc.verification.features import LocalFeatures, unpack
 from cooc.verification.probability import PROVEN, same_thing
-from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, THOROUGH, TOP, rounds
-from cooc.verification.verifier import verify
+from cooc.verification.rounds import FAR, LEAST, ONWARD, SHORTLIST, THOROUGH, TOP, rounds
+from cooc.verification.verifier import verify_each
 from cooc.verification.words import signatures
 
 Features = tuple[LocalFeatures, ...]  # of one picture, by one engine or more
@@ -77,17 +77,25 @@ def find_verified(
         )
         return np.array([[known[name] for name in row] + [-1] * (k - len(row)) for row in rows])
 
-    def onward(number: int, without: Set[int]) -> dict[int, Agreement]:
-        (code,) = store.features([seen.names[number]])
-        if code is None:  # removed by another process
-            return {}
-        agreement, which = agreements[number]
-        own = on_what_is_shown(unpack(code), asked[which], agreement)
-        by_words = _by_words(store, words, [own], options) if words is not None else []
-        lists = [nearest(seen.rows(np.array([number])), ONWARD)[0], *(seen.numbers(ids) for ids in by_words)]
-        others = [n for n in in_turn(near.tolist() for near in lists) if n not in without | {-1}][:ONWARD]
-        found = verify_pictures(store, [own], [seen.names[n] for n in others], place)
-        return {n: agreement for n, (agreement, _) in zip(others, found, strict=True)}
+    def onward(numbers: list[int], without: Set[int]) -> list[dict[int, Agreement]]:
+        far, wide = (FAR, FAR) if options.thorough else (ONWARD, ONWARD + len(without))
+        taken = {-1, *without}
+        codes = store.features([seen.names[number] for number in numbers])
+        shown: list[Features] = []
+        for number, code in zip(numbers, codes, strict=True):
+            agreement, which = agreements[number]
+            shown.append(on_what_is_shown(unpack(code), asked[which], agreement) if code is not None else ())  # removed
+        near = nearest(seen.rows(np.array(numbers)), wide).tolist()
+        by_words = _by_words(store, words, shown, options) if words is not None else [[]] * len(shown)
+        others: list[list[int]] = []
+        for own, row, ids in zip(shown, near, by_words, strict=True):
+            mixed = in_turn([row, seen.numbers(ids).tolist()])
+            others.append([n for n in mixed if n not in taken][:far] if own else [])
+            if not options.thorough:  # one witness is enough
+                taken.update(others[-1])
+        pairs = [(own, [seen.names[n] for n in some]) for own, some in zip(shown, others, strict=True)]
+        found = _verify_each(store, pairs, place, not options.thorough)
+        return [dict(zip(some, of_one, strict=True)) for some, of_one in zip(others, found, strict=True)]
 
     if not len(both):
         return Results([], True, query, time.monotonic() - started, checked=True)
@@ -97,7 +105,7 @@ def find_verified(
         vectors=seen.rows,
         verify=look,
         nearest=nearest,
-        onward=onward if options.thorough else None,
+        onward=onward,
         top=THOROUGH if options.thorough else TOP,
     )
     verified = any(agreement.strength >= LEAST for agreement in ranking.agreements.values())
@@ -143,11 +151,20 @@ def verify_pictures(
     store: Store, asked: Sequence[Features], ids: Sequence[str], device: str | None = None, *, screened: bool = False
 ) -> list[tuple[Agreement, int]]:
     """For each picture of the index its strongest agreement, and with which of the pictures that were asked for."""
-    codes = store.features(ids)
-    pictures = [unpack(code) if code is not None else () for code in codes]
-    found = [verify(features, pictures, device=device, screened=screened) for features in asked]
+    found = _verify_each(store, [(features, ids) for features in asked], device, screened)
     best = [max(range(len(asked)), key=lambda which: found[which][n].strength) for n in range(len(ids))]
     return [(found[which][n], which) for n, which in enumerate(best)]
+
+
+def _verify_each(
+    store: Store, asked: Sequence[tuple[Features, Sequence[str]]], device: str | None, screened: bool
+) -> list[list[Agreement]]:
+    """For each of several pictures that are asked for its agreements with pictures of the index."""
+    names = list(dict.fromkeys(name for _, ids in asked for name in ids))
+    codes = dict(zip(names, store.features(names), strict=True))
+    pictures = {name: unpack(code) if code is not None else () for name, code in codes.items()}
+    pairs = [(features, [pictures[name] for name in ids]) for features, ids in asked]
+    return verify_each(pairs, device=device, screened=screened)
 
 
 class _Seen:

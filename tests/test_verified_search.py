@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cooc import verified_search
 from cooc.errors import InputError
 from cooc.image_search import ImageSearch
 from cooc.index.records import Filter
@@ -124,7 +125,8 @@ def test_filters(search: ImageSearch) -> None:
     assert outside.no_match
 
 
-def test_thorough_goes_on_from_what_is_proven(tmp_path: Path) -> None:
+@pytest.mark.parametrize("thorough", [False, True])
+def test_a_search_goes_on_from_what_is_proven(tmp_path: Path, thorough: bool) -> None:
     """One picture shows what the query shows, from the side, and something else beside it. What shows the first of them
     from further aside is found by it; what shows the other has nothing of the query."""
     aside, further = (warp(photo("cat"), np.diag([k, 1, 1]), (int(451 * k), 300)) for k in (0.5, 0.3))
@@ -136,16 +138,37 @@ def test_thorough_goes_on_from_what_is_proven(tmp_path: Path) -> None:
     write_photos(tmp_path / "smooth", 14)
     with ImageSearch.create(tmp_path / ".cooc", recipe=RECIPE, descriptor=descriptor()) as search:
         search.index([tmp_path], workers=0)
-        place = {thorough: names(search, photo("cat"), thorough).index("further.png") for thorough in (False, True)}
-        assert names(search, photo("cat"), True)[:2] == ["scene.png", "further.png"]
-        assert place[False] > place[True]
-        matches = search.search(photo("cat"), k=3, thorough=True).matches
-        assert [match.verified for match in matches] == [True, False, False]  # they agree with the scene alone
-        both = [search.search(photo("cat"), k=17, thorough=way).matches for way in (False, True)]
-        ranks = [[match.path for match in found].index("other.png") for found in both]
-        assert ranks[1] >= ranks[0]  # the scene's other half leads nowhere
-        led = names(search, photo("coffee")[:300], True)
-        assert set(led[:2]) == {"scene.png", "other.png"}  # asked for, it is found
+        by_vector = [match.path for match in search.search(photo("cat"), k=17, verify=False).matches]
+        assert by_vector.index("further.png") > 1
+        found = search.search(photo("cat"), k=17, thorough=thorough).matches
+        assert [match.path for match in found[:2]] == ["scene.png", "further.png"]
+        assert [match.verified for match in found[:3]] == [True, False, False]  # they agree with the scene alone
+        place = [match.path for match in found].index("other.png")
+        assert place >= min(by_vector.index("other.png"), 2)  # the scene's other half leads nowhere
+        led = search.search(photo("coffee")[:300], k=17, thorough=thorough).matches
+        assert {match.path for match in led[:2]} == {"scene.png", "other.png"}  # asked for, it is found
+
+
+def test_no_picture_is_asked_by_two_witnesses(search: ImageSearch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three views of a thing ask for the others. A thorough search lets each ask for all that it leads to."""
+    asked_by: list[list[set[str]]] = []
+
+    def verify_each(store: Any, pairs: Any, *options: Any) -> Any:
+        asked_by.append([set(names) for _, names in pairs])
+        return real(store, pairs, *options)
+
+    real = verified_search._verify_each
+    monkeypatch.setattr(verified_search, "_verify_each", verify_each)
+    views = {match.id for match in search.search(asked("cat"), k=3).matches}
+    _, onward, *_ = asked_by
+    assert len(onward) == 3
+    assert len(set.union(*onward)) == sum(map(len, onward)) > 0
+    assert not set.union(*onward) & views  # they are sure
+    asked_by.clear()
+    search.search(asked("cat"), k=3, thorough=True)
+    _, onward, *_ = asked_by
+    assert len(set.union(*onward)) < sum(map(len, onward))
+    assert not set.union(*onward) & views
 
 
 def test_thorough_needs_what_it_verifies_by(search: ImageSearch, tmp_path: Path) -> None:
@@ -158,10 +181,6 @@ def test_thorough_needs_what_it_verifies_by(search: ImageSearch, tmp_path: Path)
         pytest.raises(InputError, match="Add them: cooc index --verify sift"),
     ):
         plain.search(asked("cat"), thorough=True)
-
-
-def names(search: ImageSearch, image: np.ndarray, thorough: bool) -> list[str]:
-    return [match.path for match in search.search(image, k=17, thorough=thorough).matches]
 
 
 def test_pages_follow_one_another(search: ImageSearch) -> None:

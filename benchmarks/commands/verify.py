@@ -28,6 +28,7 @@ from benchmarks.verification import (
 from cooc.cli import out
 from cooc.errors import InputError
 from cooc.files import write_whole
+from cooc.image_search.opening import DEFAULT_RECIPE
 from cooc.pictures.folder import list_images
 from cooc.provenance import provenance
 
@@ -133,7 +134,7 @@ def verify_flat(
 def bench_kinds(
     root: Annotated[Path, typer.Argument(help="A folder of labelled folders, and of others that are searched, too.")],
     kinds: Annotated[str, typer.Option(help="The labelled ones, by commas.")],
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Of a new index.")] = "resnet-gem",
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Of a new index.")] = DEFAULT_RECIPE,
     everyday: Annotated[
         Path | None, typer.Option(metavar="PHOTOS", help="Make the kind `everyday` of these first, if it is not there.")
     ] = None,

@@ -30,7 +30,7 @@ from cooc.reranking import rank
 from cooc.verification.agreement import Agreement, on_what_is_shown
 from cooc.verification.engines import ENGINES, KEPT, LONGEST, QUERY, extract
 from cooc.verification.features import LocalFeatures, unpack
-from cooc.verification.rounds import LEAST, ONWARD, SHORTLIST, THOROUGH, TOP, rounds
+from cooc.verification.rounds import FAR, LEAST, ONWARD, SHORTLIST, THOROUGH, TOP, rounds
 from cooc.verification.verifier import verify
 from cooc.verification.words import ENGINE, signatures
 from cooc.verified_search import Features, in_turn
@@ -38,7 +38,7 @@ from cooc.verified_search import Features, in_turn
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
-STAGES = ("inliers first", "diffusion", "second round", "thorough")
+STAGES = ("inliers first", "diffusion", "search", "thorough")
 PART = 256  # pictures in one part of the cache
 
 
@@ -199,22 +199,35 @@ def verified_rankings(
         led = first[:top][np.argsort(-np.where(strengths >= LEAST, strengths, 0), kind="stable")]
         stages["inliers first"].append(_complete(led, row, mine))
 
-        def onward(number: int, without: Set[int], mine: int = mine, query: int = query) -> dict[int, Agreement]:
-            near = nearest(database[number : number + 1], ONWARD, mine)[0].tolist()
-            words = agreements.by_words(engines, query, number)
-            others = [n for n in in_turn([near, words]) if n not in without | {-1, mine}][:ONWARD]
-            found = agreements.look(engines, query, np.array(others, np.int64), onward=number)
-            return dict(zip(others, found, strict=True))
+        def onward(
+            numbers: list[int], without: Set[int], mine: int = mine, query: int = query, thorough: bool = False
+        ) -> list[dict[int, Agreement]]:
+            far, wide = (FAR, FAR) if thorough else (ONWARD, ONWARD + len(without))
+            taken, found = without | {-1, mine}, []
+            for number, near in zip(numbers, nearest(database[numbers], wide, mine).tolist(), strict=True):
+                lists = [near, agreements.by_words(engines, query, number)]
+                others = [n for n in in_turn(lists) if n not in taken][:far]
+                if not thorough:  # one witness is enough
+                    taken |= set(others)
+                asked = np.array(others, np.int64)
+                seen = agreements.look(engines, query, asked, onward=number, screened=not thorough)
+                found.append(dict(zip(others, seen, strict=True)))
+            return found
 
-        for stage, repeats in (("diffusion", 1), ("second round", 2), ("thorough", 2)):
+        for stage, repeats, further in (
+            ("diffusion", 1, None),
+            ("search", 2, onward),
+            ("thorough", 2, functools.partial(onward, thorough=True)),
+        ):
+            thorough = stage == "thorough"
             found = rounds(
                 first,
                 similar[first],
                 vectors=lambda numbers: database[numbers],
-                verify=functools.partial(agreements.look, engines, query) if stage == "thorough" else look,
+                verify=functools.partial(agreements.look, engines, query, screened=not thorough),
                 nearest=nearest,
-                onward=onward if stage == "thorough" else None,
-                top=max(top, THOROUGH) if stage == "thorough" else top,
+                onward=further,
+                top=max(top, THOROUGH) if thorough else top,
                 repeats=repeats,
             )
             stages[stage].append(_complete(found.ids, row, mine))

@@ -71,7 +71,9 @@ def bench_dataset(
             metavar="ENGINES", help="Verify by geometry: sift, xfeat, activations, sift+xfeat; several by commas."
         ),
     ] = "",
-    top: Annotated[int, typer.Option(help="Pictures verified in a round.")] = 60,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Pictures verified in a round. [default: as a search does]")
+    ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     workers: options.Workers = None,
@@ -84,6 +86,7 @@ def bench_dataset(
     from cooc.bench.run import run, save_whitenings
     from cooc.bench.scoring import write_result
     from cooc.datasets.retrieval import image_set, load_dataset
+    from cooc.verification.rounds import TOP
 
     recipes = named_recipes(recipe, needed=not (vectors or rankings))
     loaded = load_dataset(dataset, data)
@@ -95,7 +98,7 @@ def bench_dataset(
         cache=cache,
         expansions=tuple(expand.split(",")),
         verify=tuple(filter(None, verify.split(","))),
-        top=top,
+        top=top or TOP,
         whitening_set=tuple(fitting),
         whitening_size=whiten_size,
         whitening_exponent=whiten_exponent,

@@ -1,7 +1,7 @@
 """A shortlist in rounds: what is verified leads, and what is near to it is looked at next.
 
-    shortlist -> verified -> diffusion from what is verified -> the shortlist that this gives, verified -> diffusion
-    thorough: the strongest of them are queries in turn: what agrees with one of them is found, too -> diffusion
+    shortlist -> verified -> onward: the surest are queries in turn, and what agrees with one of them is found, too
+    -> diffusion from all of that -> the shortlist that this gives, verified -> diffusion
 
 Diffusion (Iscen et al., CVPR 2017) flows on a small graph: the shortlist and the nearest of what is verified. Its cost
 does not grow with the collection, and (docs/verification.md) it ranks as diffusion on the graph of all pictures does.
@@ -29,13 +29,14 @@ GAMMA = 3.0  # an edge weighs cosine ** GAMMA
 EXACT = 1e-9  # of the seeds, what diffusion may leave over: as the solution itself, in a tenth of the time,
 ENOUGH = 1000  # steps at most; it takes about a hundred
 SHORTLIST = 400  # pictures by cosine that the graph begins with,
-TOP = 60  # and those that a round verifies,
+TOP = 40  # and those that a round verifies,
 THOROUGH = 200  # or a thorough one
 LEAST = 8.0  # strength from which a picture is verified: 4 inliers of SIFT, as 1 wrong pair in 1000 has; 27 of XFeat
 SURE = 16.0  # and from which it stands before all others
 NEIGHBOURS = 10  # of a picture in the graph; more blur it (docs/verification.md)
-WITNESSES = 5  # pictures that are sure, from which a thorough search looks onward,
-ONWARD = 50  # at so many pictures from each
+WITNESSES = 5  # pictures that are sure, from which a search looks onward,
+ONWARD = 30  # at so many pictures from each,
+FAR = 50  # or a thorough one at so many
 EXPANSION = 50  # nearest pictures of each verified one that join the graph
 NEAREST = 10  # of the query, which are seeds as well,
 FAINT = 0.05  # but weak ones
@@ -57,7 +58,7 @@ def rounds(
     vectors: Callable[[Ids], Vectors],
     verify: Callable[[Ids], Sequence[Agreement]],
     nearest: Callable[[Vectors, int], Ids] | None = None,
-    onward: Callable[[int, Set[int]], dict[int, Agreement]] | None = None,
+    onward: Callable[[list[int], Set[int]], Sequence[dict[int, Agreement]]] | None = None,
     strength: Callable[[Agreement], float] = lambda agreement: agreement.strength,
     top: int = TOP,
     least: float = LEAST,
@@ -72,8 +73,8 @@ def rounds(
     (N, D); `verify(ids)` one agreement for each; `nearest(vectors, k)` the ids (N, k) of the pictures nearest to each
     vector, -1 for none. A picture is verified from strength `least`, and sure from `sure`: those stand before all
     others. The graph joins each picture to its `neighbours`; the `expansion` nearest pictures of each verified one join
-    it. `onward(id, without)`, if given, ends the rounds by what is found from there: agreements of one picture that is
-    sure with others that it leads to.
+    it. `onward(ids, without)`, if given, is asked once, behind the first round: for each of the surest pictures its
+    agreements with others that it leads to. What agrees with one of them is looked at by the round that follows.
     """
     ids, near = np.asarray(ids, np.int64), np.asarray(cosines, np.float64)
     if len(ids) != len(near) or len(np.unique(ids)) != len(ids):
@@ -100,18 +101,19 @@ def rounds(
         best = np.lexsort((-near, -scores))  # where nothing flows, the nearest first
         return joined[best], scores[best]
 
-    for _ in range(repeats):
+    led: dict[int, float] = {}  # what agrees with one that is sure, no stronger than that one itself
+    for turn in range(repeats):
         asked = np.array([i for i in order[:top].tolist() if i not in known], np.int64)
         known |= dict(zip(asked.tolist(), verify(asked), strict=True)) if len(asked) else {}
         votes = {i: vote for i, agreement in known.items() if (vote := strength(agreement)) >= least}
-        order, scores = flow(votes)
-    if onward is not None:
-        certain = {i: vote for i, vote in votes.items() if vote >= sure}
-        for i in sorted(certain, key=lambda i: -certain[i])[:WITNESSES]:
-            for other, agreement in onward(i, certain.keys()).items():
-                if (vote := min(certain[i], strength(agreement))) >= least:
-                    votes[other] = max(votes.get(other, 0.0), vote)
-        order, scores = flow(votes)
+        certain = sorted((i for i, vote in votes.items() if vote >= sure), key=lambda i: -votes[i])
+        if turn == 0 and onward is not None and certain:
+            witnesses = certain[:WITNESSES]
+            for i, agreements in zip(witnesses, onward(witnesses, set(certain)), strict=True):
+                for other, agreement in agreements.items():
+                    if (vote := min(votes[i], strength(agreement))) >= least:
+                        led[other] = max(led.get(other, 0.0), vote)
+        order, scores = flow(votes | {i: max(votes.get(i, 0.0), vote) for i, vote in led.items()})
     return Ranking(order, scores, known)
 
 

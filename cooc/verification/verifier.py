@@ -9,9 +9,11 @@ each: left to itself it shares every product among all cores and waits for them,
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Protocol
@@ -49,24 +51,40 @@ def verify(
     """
     if not query:
         raise InputError("The query has no local features: extract() makes them.")
-    best: list[Agreement | None] = [None] * len(pictures)
-    pool = _pool(workers or os.cpu_count() or 1)
+    return verify_each([(query, pictures)], device=device, workers=workers, screened=screened)[0]
+
+
+def verify_each(
+    asked: Sequence[tuple[Sequence[LocalFeatures], Sequence[Sequence[LocalFeatures]]]],
+    *,
+    device: str | None = None,
+    workers: int | None = None,
+    screened: bool = False,
+) -> list[list[Agreement]]:
+    """`verify` of several queries, each with pictures of its own: threads work on all of them at once."""
+    pool = _pool(count := workers or os.cpu_count() or 1)
+    best: list[list[Agreement | None]] = [[None] * len(pictures) for _, pictures in asked]
     with _one_thread():
-        waiting: list[tuple[list[int], Callable[[], list[Agreement]]]] = []
-        for part in query:
-            own = [(n, other) for n, sets in enumerate(pictures) for other in sets if other.engine == part.engine]
-            few, many = own, []
-            if screened and part.engine == ENGINE:
-                few, many = ([one for one in own if _many(part, one[1]) == wanted] for wanted in (False, True))
-            if device is None:
-                waiting += _by_threads(part, few, many, pool)
-            else:
-                waiting.append(_by_gpu(part, few, many, pool, device))
-        for number, agreement in (pair for numbers, wait in waiting for pair in zip(numbers, wait(), strict=True)):
-            before = best[number]
+        waiting: list[tuple[int, int, Callable[[], Agreement]]] = []
+        for which, (query, pictures) in enumerate(asked):
+            for part in query:
+                own = [(n, other) for n, sets in enumerate(pictures) for other in sets if other.engine == part.engine]
+                few, many = own, []
+                if screened and part.engine == ENGINE:
+                    few, many = ([one for one in own if _many(part, one[1]) == wanted] for wanted in (False, True))
+                if device is None:
+                    begun = _by_threads(part, few, many, pool, count)
+                else:
+                    begun = _by_gpu(part, few, many, pool, device)
+                waiting += [(which, number, wait) for number, wait in begun]
+        for which, number, wait in waiting:
+            agreement, before = wait(), best[which][number]
             if before is None or agreement.strength > before.strength:
-                best[number] = agreement
-    return [agreement or no_agreement(query[0]) for agreement in best]
+                best[which][number] = agreement
+    return [
+        [agreement or no_agreement(query[0]) for agreement in found]
+        for (query, _), found in zip(asked, best, strict=True)
+    ]
 
 
 class Device(Protocol):
@@ -81,42 +99,49 @@ def gpu_of(device: Device) -> str | None:
 
 
 def _by_threads(
-    query: LocalFeatures, few: Numbered, many: Numbered, pool: Executor
-) -> Iterator[tuple[list[int], Callable[[], list[Agreement]]]]:
-    """Work that has begun, and a call that waits for it: `many` are those that get a first look."""
+    query: LocalFeatures, few: Numbered, many: Numbered, pool: Executor, workers: int
+) -> Iterator[tuple[int, Callable[[], Agreement]]]:
+    """Work that has begun: for each picture a call that waits for it. `many` are those that get a first look."""
     if many:
-        lookup = sought(query)
-        for some in (many[start : start + AT_ONCE] for start in range(0, len(many), AT_ONCE)):
-            job = pool.submit(_screened, query, lookup, [other for _, other in some])
-            yield [number for number, _ in some], job.result
-    for number, other in few:
-        yield [number], pool.submit(_agreement, query, other).result
+        lookup = pool.submit(sought, query)
+        step = min(AT_ONCE, math.ceil(len(many) / workers))
+        for some in (many[start : start + step] for start in range(0, len(many), step)):
+            job = pool.submit(_screened, query, lookup, [other for _, other in some], pool)
+            yield from ((number, functools.partial(_one_of, job, place)) for place, (number, _) in enumerate(some))
+    yield from ((number, pool.submit(_agreement, query, other).result) for number, other in few)
 
 
 def _by_gpu(
     query: LocalFeatures, few: Numbered, many: Numbered, pool: Executor, device: str
-) -> tuple[list[int], Callable[[], list[Agreement]]]:
+) -> Iterator[tuple[int, Callable[[], Agreement]]]:
     from cooc.verification.geometry_on_device import agree_on_device
 
     screened = [False] * len(few) + [True] * len(many)
     found = agree_on_device(query, [other for _, other in few + many], device, pool, screened)
-    return [number for number, _ in few + many], lambda: found
+    yield from ((number, functools.partial(found.__getitem__, place)) for place, (number, _) in enumerate(few + many))
 
 
 def _many(query: LocalFeatures, picture: LocalFeatures) -> bool:
     return len(query) * len(picture) >= MANY
 
 
-def _agreement(query: LocalFeatures, picture: LocalFeatures) -> list[Agreement]:
-    return [agree(query, picture, match(query, picture))]
+def _agreement(query: LocalFeatures, picture: LocalFeatures) -> Agreement:
+    return agree(query, picture, match(query, picture))
 
 
-def _screened(query: LocalFeatures, lookup: Sought, pictures: Sequence[LocalFeatures]) -> list[Agreement]:
+def _one_of(job: Future[list[Callable[[], Agreement]]], place: int) -> Agreement:
+    return job.result()[place]()
+
+
+def _screened(
+    query: LocalFeatures, lookup: Future[Sought], pictures: Sequence[LocalFeatures], pool: Executor
+) -> list[Callable[[], Agreement]]:
+    """For each picture a call that waits for its agreement. A full comparison is work of its own: most need none."""
     return [
-        agree(query, picture, match(query, picture))
+        pool.submit(_agreement, query, picture).result
         if is_promising(query, picture, matches)
-        else no_agreement(query, picture, len(matches.query))
-        for picture, matches in zip(pictures, rough_matches(lookup, pictures), strict=True)
+        else functools.partial(no_agreement, query, picture, len(matches.query))
+        for picture, matches in zip(pictures, rough_matches(lookup.result(), pictures), strict=True)
     ]
 
 

@@ -70,7 +70,7 @@ def test_geometry_goes_on_from_vectors_of_ones_own(folder: Path, tmp_path: Path,
     options = ("--expand", "none", "--cache", tmp_path / "cache", "--results", tmp_path, "--device", "cpu", "--json")
     (result,) = cooc("bench", folder, *own, "--verify", "sift", *options).json
     found = {stage: scores["plain"]["mAP"] for stage, scores in result["results"].items()}
-    assert list(found) == ["none", "sift inliers first", "sift diffusion", "sift second round", "sift thorough"]
+    assert list(found) == ["none", "sift inliers first", "sift diffusion", "sift search", "sift thorough"]
     assert min(found[stage] for stage in found if stage != "none") > found["none"] + 10
     np.save(tmp_path / "r.npy", np.zeros((len(dataset.queries), 1), np.int64))
     refused = cooc("bench", folder, "--rankings", tmp_path / "r.npy", "--verify", "sift", *options)

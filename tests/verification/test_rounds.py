@@ -158,21 +158,48 @@ def test_what_makes_no_sense_is_refused(ids: list[int], cosines: list[float], op
         rounds(ids, cosines, vectors=world.vectors, verify=world.verify, **options)
 
 
-def test_a_thorough_search_finds_what_agrees_with_what_is_sure() -> None:
+def test_what_agrees_with_one_that_is_sure_is_found() -> None:
     """Picture 3 agrees with the query, 40 with 3 alone: it comes second, though nothing near the query leads to it."""
     vectors = clusters()
     world = World(vectors, {3: 50.0, 5: 9.0})
-    onward: list[tuple[int, set[int]]] = []
+    onward: list[tuple[list[int], set[int]]] = []
 
-    def look(number: int, without: Any) -> dict[int, Any]:
-        onward.append((number, set(without)))
-        return {40: SimpleNamespace(strength=30.0), 41: SimpleNamespace(strength=4.0)}
+    def look(numbers: list[int], without: Any) -> list[dict[int, Any]]:
+        onward.append((numbers, set(without)))
+        return [{40: SimpleNamespace(strength=30.0), 41: SimpleNamespace(strength=4.0)} for _ in numbers]
 
     plain = world.search(vectors[0], 8, nearest=None)
     assert 40 not in plain.ids
     found = world.search(vectors[0], 8, nearest=None, onward=look)
     assert found.ids[:2].tolist() == [3, 40]
-    assert onward == [(3, {3})]  # 5 is verified, but not sure
+    assert onward == [([3], {3})]  # 5 is verified, but not sure; and nobody is asked twice
     assert 41 not in found.ids
-    assert 40 not in found.agreements  # it agrees with another picture, not with the query
+    assert found.agreements[40].strength == 0  # the second round looked at it: it agrees with another picture alone
     assert world.search(vectors[0], 8, onward=look).ids[:2].tolist() == [3, 40]
+
+
+def test_what_a_sure_one_leads_to_may_agree_with_the_query_itself() -> None:
+    """The round that follows looks at it; of two votes the greater counts."""
+    vectors = clusters()
+    world = World(vectors, {3: 50.0, 40: 24.0, 41: 90.0})
+
+    def search(strength: float, **options: Any) -> Any:
+        led = {number: SimpleNamespace(strength=strength) for number in (40, 41, 42)}
+        return world.search(vectors[0], 8, nearest=None, onward=lambda numbers, _: [led] * len(numbers), **options)
+
+    found = search(50.0)
+    assert found.ids[0] == 41
+    assert set(found.ids[:4].tolist()) == {3, 40, 41, 42}
+    np.testing.assert_array_equal(found.scores, search(70.0).scores)  # no vote is stronger than that of who leads
+    assert found.agreements[41].strength == 90
+    assert 41 not in search(50.0, repeats=1).agreements
+
+
+def test_nobody_who_is_sure_leads_nowhere() -> None:
+    vectors = clusters()
+
+    def look(numbers: list[int], without: Any) -> list[dict[int, Any]]:
+        raise AssertionError
+
+    world = World(vectors, {3: 15.0})
+    assert world.search(vectors[0], 8, onward=look).ids.tolist() == world.search(vectors[0], 8).ids.tolist()
