@@ -246,7 +246,7 @@ def compact_bilinear(
     if out is None:
         B = bilinear_matrix(A, C).flatten(1)
         out = torch.zeros(B.shape[0], dim, dtype=B.dtype, device=B.device)
-        out = out.index_add(1, bins, B * signs.to(B.dtype))
+        out = out.scatter_add(1, bins.expand_as(B), B * signs.to(B.dtype))  # index_add in ONNX Runtime: threads race
     return (signed_sqrt(out) if sqrt else out).to(A.dtype)
 
 

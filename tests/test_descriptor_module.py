@@ -173,16 +173,15 @@ def test_exports_for_any_batch_and_size(shipped: Callable[[str], Descriptor]) ->
 
 
 def assert_runs_elsewhere(path: Path, describe: Descriptor) -> None:
-    """Bytes of pictures to vectors, in a runtime that knows nothing of torch.
+    """Bytes of pictures to vectors, in a runtime that knows nothing of torch, which rounds in another order.
 
-    Its convolutions round in another order. That moves a vector by 1e-7, unless an activation was so near the threshold
-    of the co-occurrences that it now is on the other side.
+    That moves a vector by 1e-7, and by 1e-4 where an activation now is on the other side of its map's mean.
     """
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for batch in (images(), images()[:1], images(65, 97), images(127, 150)):
-        (vectors,) = session.run(["vectors"], {"images": batch.numpy()})
-        close(torch.from_numpy(vectors), describe(batch), atol=2e-6 if describe.config.pooling == "gem" else 0.01)
-        assert float((torch.from_numpy(vectors) * describe(batch)).sum(1).min()) > 0.999
+        first, *again = [session.run(["vectors"], {"images": batch.numpy()})[0] for _ in range(3)]
+        assert all(np.array_equal(first, other) for other in again)  # no two threads add to the same place
+        assert float((torch.from_numpy(first) * describe(batch)).sum(1).min()) > 0.99999
     properties = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     assert properties["fingerprint"] == describe.fingerprint
     assert json.loads(properties["cooc"])["pooling"] == describe.config.pooling
