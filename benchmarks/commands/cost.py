@@ -1,4 +1,4 @@
-"""What an index costs: engines, engine-map, compact, growth, features, startup, queries, duplicates, qualities."""
+"""What an index costs and finds: engines, compact vectors, growth, features, the first search, qualities and others."""
 
 from __future__ import annotations
 
@@ -104,6 +104,28 @@ def bench_maps(
     for dataset, forms in found["results"].items():
         for form, protocols in forms.items():
             out.print(f"{dataset} {form}: {' / '.join(format(score['mAP'], '.1f') for score in protocols.values())}")
+
+
+def bench_hard(
+    dataset: Annotated[str, typer.Argument(help="A known dataset, or a folder with ground_truth.json.")],
+    distractors: Annotated[Path, typer.Option(help="A folder of pictures that show nothing of it.")],
+    recipes: Annotated[str, typer.Option("--recipe", "-r", help="By commas; gains are over the first.")],
+    others: Annotated[int, typer.Option(help="Of those pictures, so many at most.")] = 2000,
+    data: Annotated[Path, typer.Option(help="Folder below which the datasets lie.")] = Path("data"),
+    results: ResultsOption = Path("results"),
+) -> None:
+    """What is found by a photo, a part of it, the photo from afar, and at dusk."""
+    from benchmarks.hard import measure_hard
+    from cooc.datasets.retrieval import load_dataset
+    from cooc.pictures.folder import list_images
+
+    loaded, strangers = load_dataset(dataset, data), list(itertools.islice(list_images(distractors), others))
+    found = measure_hard(loaded, strangers, recipes.split(","))
+    _write(found, results / f"hard-queries-{loaded.name}.json")
+    for recipe, views in found["results"].items():
+        for view, protocols in views.items():
+            scores = " / ".join(format(score["mAP"], ".1f") for score in protocols.values())
+            out.print(f"{recipe} {view}: {scores}")
 
 
 def bench_compact(

@@ -18,6 +18,7 @@ from benchmarks import report
 from benchmarks.compact import export_vectors, import_vectors, measure_compact
 from benchmarks.engines import DEFAULT, lost_map, run_engines
 from benchmarks.growth import run_growth
+from benchmarks.hard import VIEWS, measure_hard
 from benchmarks.maps import _vectors as maps_vectors
 from benchmarks.maps import measure_maps
 from benchmarks.results import load_results
@@ -82,6 +83,25 @@ def test_forms_on_one_networks_maps_are_those_of_the_recipes(
     (scores,) = result["results"].values()
     assert scores.keys() == found.keys()
     assert scores["sums"]["plain"]["gain"] == [0, 0, 0]
+
+
+def test_hard_queries(real_weights: Callable[[str], dict[str, Tensor]], tmp_path: Path) -> None:
+    real_weights("efficientnet-lite0")
+    pixels = photo("coffee")
+    seen = {name: view(pixels, np.random.default_rng(0)) for name, view in VIEWS.items()}
+    assert seen["whole"] is pixels
+    assert 0.5 <= seen["part"].shape[0] / len(pixels) <= 0.75
+    assert 0.25 <= seen["afar"].shape[1] / pixels.shape[1] <= 0.4
+    assert abs(float(seen["afar"].mean()) - float(pixels.mean())) < 2
+    assert seen["dusk"].shape == pixels.shape
+    assert 0.2 < seen["dusk"].mean() / pixels.mean() < 0.7
+    dataset = load_dataset(write_labelled_folder(tmp_path / "things"))
+    Image.fromarray(pixels).save(other := tmp_path / "other.png")
+    found = measure_hard(dataset, [other], ["light+size=64", "light+size=64+raw"])["results"]
+    assert {view for views in found.values() for view in views} == VIEWS.keys()
+    first, raw = (found[recipe]["whole"]["plain"] for recipe in found)
+    assert first["gain"] == [0, 0, 0]
+    assert raw["gain"][0] == pytest.approx(raw["mAP"] - first["mAP"], abs=0.02)
 
 
 def test_engines(
