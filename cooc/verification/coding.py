@@ -44,12 +44,12 @@ class Projection:
     axes: Floats  # (d, D)
 
     def __call__(self, rows: NDArray[np.floating[Any]]) -> Floats:
-        """(N, D) -> unit vectors (N, d)."""
+        """(N, D) -> unit vectors (N, d). In float64: float32 sums depend on the number of threads, by a code or two."""
         if rows.ndim != 2 or rows.shape[1] != len(self.mean):
             raise InputError(
                 f"A projection for {len(self.mean)} values does not fit descriptors of shape {rows.shape}."
             )
-        return unit((np.asarray(rows, np.float32) - self.mean) @ self.axes.T)
+        return unit((np.asarray(rows, np.float64) - self.mean) @ self.axes.T.astype(np.float64))
 
     @classmethod
     def load(cls, path: Path) -> Projection:
