@@ -152,7 +152,8 @@ class Descriptor(nn.Module):
     def load(self, image: Image, box: Box | None = None) -> Tensor:
         """Decode, crop and scale as the recipe says. (3, H, W) uint8"""
         if not isinstance(image, Tensor):
-            pixels = load_image(image, size=self.config.size, box=box, min_side=self.backbone.stride)
+            config, stride = self.config, self.backbone.stride
+            pixels = load_image(image, size=config.size, box=box, min_side=stride, least=config.least)
             return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
         if box is not None:
             raise InputError("A tensor is described as it is: crop it before, or give the picture's file.")
@@ -208,6 +209,7 @@ class Descriptor(nn.Module):
             device=self.device,
             size=self.config.size,
             min_side=self.backbone.stride,
+            least=self.config.least,
             workers=workers,
             fallback=None if self.device.type == "cpu" else self._on_cpu,
             beside=beside,

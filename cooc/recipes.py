@@ -40,7 +40,8 @@ class DescriptorConfig:
 
     backbone: str = "vgg16-caffe"
     layer: str = ""  # "" is the backbone's default
-    size: int = 1024  # longest side in pixels; smaller pictures keep their size
+    size: int = 1024  # longest side in pixels; smaller pictures keep their size,
+    least: int = 0  # but for those whose longest side is smaller than this: they are enlarged to it
     scales: tuple[float, ...] = (1.0,)
     mask: str = "none"
     sigma: float = 0.5  # of the centre mask, in units of the shorter side
@@ -75,8 +76,9 @@ class DescriptorConfig:
             if option not in POOLINGS[self.pooling].options:
                 choices = _settings() + POOLINGS[self.pooling].options
                 raise UnknownNameError(f"setting, or option of {self.pooling},", option, choices)
-        if self.size < 1 or self.dim < 0 or not self.scales or not all(0 < s <= 1 for s in self.scales):
-            raise InputError("size must be at least 1, dim at least 0, and scales lie in (0, 1]: nothing is upsampled.")
+        in_range = bool(self.scales) and all(0 < scale <= 1 for scale in self.scales)
+        if self.size < 1 or self.least < 0 or self.dim < 0 or not in_range:
+            raise InputError("size must be at least 1, least and dim at least 0, and scales lie in (0, 1].")
         if self.radius < 0 or not 0 < self.sigma < math.inf:
             raise InputError("radius must be at least 0, and sigma more than 0.")
         if self.cooccurrence == "learned" and not self.filter:
@@ -108,7 +110,7 @@ class DescriptorConfig:
     @property
     def space_hash(self) -> str:
         """Of the space that raw vectors live in, at any image size: what a whitening is fitted for."""
-        return self._digest("dtype", "whitening", "dim", "size", "scales")
+        return self._digest("dtype", "whitening", "dim", "size", "least", "scales")
 
     @property
     def space(self) -> str:
@@ -158,6 +160,8 @@ class DescriptorConfig:
             values["tuning"] = hashlib.sha256(find_tuning(self).read_bytes()).hexdigest()
         else:
             del values["tuning"]  # hashes are older than tunings
+        if not self.least:
+            values.pop("least", None)  # and than this
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -243,8 +247,8 @@ _TOP_DOWN = _BILINEAR.replace(mask="top-down")
 _LEARNED = _BILINEAR.replace(cooccurrence="learned", filter="landmarks")
 # The filter and the network's last block, learned together.
 _DEEP = _LEARNED.replace(layer="conv5_3", mask="top-down", filter="landmarks-deep", tuning="landmarks")
-# What a laptop can bear: a fifth of VGG16's arithmetic, and pictures of 640 pixels.
-_RESNET = _LINEAR.replace(pooling="gem", backbone="resnet50-caffe", layer="", size=640)
+# What a laptop can bear: a fifth of VGG16's arithmetic, and pictures of 640 pixels; thumbnails are enlarged.
+_RESNET = _LINEAR.replace(pooling="gem", backbone="resnet50-caffe", layer="", size=640, least=384)
 _MS = {"dim": 8192, "scales": MULTI_SCALE}
 
 RECIPES: dict[str, Recipe] = {

@@ -42,6 +42,7 @@ def stream(
     device: torch.device,
     size: int,
     min_side: int = 1,
+    least: int = 0,
     workers: int | None = None,
     fallback: Begin[T] | None = None,
     beside: Beside | None = None,
@@ -55,7 +56,10 @@ def stream(
     ahead = 0 if device.type == "cpu" else 2  # batches that wait at a device, which has no rest then
     begun: deque[tuple[list[Item], Callable[[], list[T | CoocError]]]] = deque()
     most = batch_pixels(device)
-    for batch in batches(items, size=size, min_side=min_side, workers=workers, batch_pixels=most, beside=beside):
+    decoded = batches(
+        items, size=size, min_side=min_side, least=least, workers=workers, batch_pixels=most, beside=beside
+    )
+    for batch in decoded:
         if isinstance(batch, Bad):
             yield batch.item, batch.error
             continue

@@ -42,7 +42,7 @@ REAL = "resnet-tuned+size=160"
 @functools.cache
 def descriptor(backbone: str = "resnet50-caffe", whitened: bool = True) -> Descriptor:
     layer = SMALL[backbone]
-    config = find_recipe(f"gem+raw+backbone={backbone}+layer={layer}+size=160").config
+    config = find_recipe(f"gem+raw+backbone={backbone}+layer={layer}+size=160+least=90").config
     network = build_backbone(backbone, layer, weights=random_weights(backbone))
     random = torch.Generator().manual_seed(3)
     projection = torch.randn(24, network.channels, generator=random)
@@ -70,8 +70,10 @@ def test_vectors_are_those_of_torch(backbone: str, whitened: bool, tmp_path: Pat
     assert network.settings.space == "its scores"
     large = np.random.default_rng(1).integers(0, 256, (301, 401, 3), np.uint8)  # is scaled down
     sliver = large[:3]  # is padded
-    pictures = [*photos, photos[0].read_bytes(), large, sliver, Image.fromarray(large)]
-    boxes = [None, (3.0, 4.0, 40.0, 47.0), None, (0.0, 0.0, 30.0, 30.0), (50.0, 60.5, 300.0, 200.0), None, None]
+    small = large[:60, :80]  # is enlarged, and so is a part of it
+    pictures = [*photos, photos[0].read_bytes(), large, sliver, Image.fromarray(large), small, small]
+    boxes = [None, (3.0, 4.0, 40.0, 47.0), None, (0.0, 0.0, 30.0, 30.0), (50.0, 60.5, 300.0, 200.0), None, None, None]
+    boxes.append((10.0, 10.0, 50.0, 50.0))
     expected = made.describe(pictures, boxes).numpy()
     found = network.describe(pictures, boxes)
     assert found.dtype == np.float32
@@ -229,7 +231,10 @@ def test_a_place_for_each_descriptor() -> None:
     config = find_recipe("resnet-tuned").config.as_dict()
     place = place_of(config, "a")
     assert place_of(config | {"dtype": "bfloat16", "size": 384}, "a") == place
-    assert len({place, place_of(config, "b"), place_of(config | {"options": {"p": 4}}, "a")}) == 3
+    others = {"options": {"p": 4}}, {"least": 100}, {"least": 0}
+    assert len({place, place_of(config, "b"), *(place_of(config | other, "a") for other in others)}) == 5
+    without = {name: value for name, value in config.items() if name != "least"}  # an index made before there was one
+    assert place_of(without, "a") == place_of(config | {"least": 0}, "a")
 
 
 def test_what_surely_is_the_cpu() -> None:

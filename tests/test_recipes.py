@@ -11,7 +11,7 @@ from cooc.activations import BACKBONES
 from cooc.errors import InputError, UnknownNameError
 from cooc.pooler import Pooler
 from cooc.pooling import POOLINGS
-from cooc.recipes import MULTI_SCALE, RECIPES, find_recipe
+from cooc.recipes import MULTI_SCALE, RECIPES, DescriptorConfig, find_recipe
 
 PAPER = {
     "ucrow": ("ucrow", "none", 512),
@@ -65,6 +65,10 @@ def test_changes() -> None:
     assert find_recipe("crow+dim=128").config == find_recipe("crow").config.replace(dim=128)
     assert find_recipe("gem+p=4").config.options == (("p", 4),)
     assert find_recipe("gem+p=4").config.hash == find_recipe("gem+p=4.0").config.hash
+    enlarged, before = find_recipe("resnet-gem").config, find_recipe("resnet-gem+least=0").config
+    assert enlarged.hash != before.hash
+    assert enlarged.space_hash == before.space_hash
+    assert DescriptorConfig.from_dict({k: v for k, v in before.as_dict().items() if k != "least"}) == before
     assert find_recipe("rmac+whole=false+levels=2").config.options == (("levels", 2), ("whole", False))
     assert find_recipe("paper-linear-centre+sigma=0.3").config.sigma == 0.3
     assert find_recipe("crow+scales=1,0.5").config.scales == (1.0, 0.5)

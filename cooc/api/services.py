@@ -106,6 +106,7 @@ class Services:
             size=self.search.config.size,
             box=box,
             min_side=self.search.descriptor.backbone.stride,
+            least=self.search.config.least,
             view=LONGEST if self.search.meta.features else None,
             max_pixels=most,
             others_wait=others_wait,

@@ -53,7 +53,7 @@ class BenchOptions:
 def raw_vectors(
     items: Sequence[Item], recipes: Sequence[Recipe], options: BenchOptions, what: str = "", size: int | None = None
 ) -> dict[str, Vectors]:
-    """pooling_hash -> (N, D) unit vectors before whitening, for recipes that share network, layer and image size."""
+    """pooling_hash -> (N, D) unit vectors before whitening, for recipes that share network, layer and image sizes."""
     size = size or recipes[0].config.size
     folders = {r.config.pooling_hash: options.cache / f"{r.config.pooling_hash}-{size}" for r in recipes}
     known = {pooling: _vectors(folder) for pooling, folder in folders.items()}
@@ -139,8 +139,10 @@ def _describe(
     """Each picture's key and its vector for every recipe, in the order in which they get done."""
     describe = _Shared(list(recipes), options)
     items = (Item(key, item.picture, item.box) for key, item in todo.items())
-    least, workers = describe.backbone.stride, options.workers
-    for item, found in stream(items, describe, device=describe.device, size=size, min_side=least, workers=workers):
+    stride, least = describe.backbone.stride, recipes[0].config.least
+    for item, found in stream(
+        items, describe, device=describe.device, size=size, min_side=stride, least=least, workers=options.workers
+    ):
         if isinstance(found, CoocError):
             raise DatasetError(f"A benchmark needs all of its pictures. {found}") from found
         if not all(np.isfinite(vector).all() for vector in found):

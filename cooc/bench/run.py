@@ -165,10 +165,10 @@ class Verified:
 def raw_of(dataset: Dataset, recipes: Sequence[Recipe], options: BenchOptions) -> _Raw:
     raw = _Raw(options)
     started = time.monotonic()
-    groups: dict[tuple[str, str, str, int], list[Recipe]] = {}
+    groups: dict[tuple[str | int, ...], list[Recipe]] = {}
     for recipe in recipes:
         config = recipe.config
-        groups.setdefault((config.backbone, config.layer, config.tuning, config.size), []).append(recipe)
+        groups.setdefault((config.backbone, config.layer, config.tuning, config.size, config.least), []).append(recipe)
     for members in groups.values():
         unique = {recipe.config.pooling_hash: recipe for recipe in members}
         database = [Item(None, path) for path in dataset.image_paths]

@@ -66,7 +66,7 @@ def local_features(
     def code(pixels: NDArray[np.uint8], cropped: bool) -> bytes:
         height, width = map(float, pixels.shape[:2])
         box = (0.0, 0.0, width, height) if cropped else None  # a small crop is enlarged
-        (found,) = extract(engine, pixels, box=box, limit=limit, device=device)
+        (found,) = extract(engine, pixels, box=box, limit=limit, enlarge=query and not cropped, device=device)
         return found.to_bytes(bits)
 
     def codes() -> Iterator[tuple[str, bytes]]:

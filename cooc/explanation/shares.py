@@ -33,7 +33,7 @@ from cooc.descriptor import Descriptor, rescale
 from cooc.errors import InputError
 from cooc.explanation.heatmaps import INK, MARGIN, PAPER, RAMP, overlay
 from cooc.pictures.boxes import Box
-from cooc.pictures.decode import Picture, image_info
+from cooc.pictures.decode import Picture, image_info, scale_of
 from cooc.pooling import crow, l2_normalise, mac, mask, power_mean, rmac_regions, sct
 
 SUMS = {"ucrow", "spoc", "crow", "chco", "sct", "chco-sct", "bilinear", "compact-bilinear"}
@@ -141,7 +141,7 @@ def _geometry(descriptor: Descriptor, image: Picture | Tensor, box: Box | None) 
     if isinstance(image, Tensor):
         return stride, (0, 0, image.shape[-1], image.shape[-2])
     info = image_info(image)
-    factor = min(1.0, descriptor.config.size / max(info.width, info.height))
+    factor = scale_of(max(info.width, info.height), descriptor.config.size, descriptor.config.least)
     x0, y0, x1, y1 = box or (0, 0, info.width, info.height)
     return stride / factor, (max(x0, 0), max(y0, 0), min(x1, info.width), min(y1, info.height))
 

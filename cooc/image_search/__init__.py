@@ -205,7 +205,10 @@ class ImageSearch(ChangingIndex):
         for image, box in zip(images, boxes, strict=True):
             if is_picture(image):
                 pixels, size, part = load_view(image, LONGEST, box)
-                found.append(extract(self.meta.features, pixels, size=size, box=part, limit=QUERY, device=self._device))
+                features = self.meta.features
+                found.append(
+                    extract(features, pixels, size=size, box=part, limit=QUERY, enlarge=True, device=self._device)
+                )
         return found
 
     def _with_away(self, results: Results) -> Results:

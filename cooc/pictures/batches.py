@@ -30,6 +30,7 @@ LIMITS = Limits()  # of a picture
 SHARED = 2 << 30  # bytes at most for pictures that come from other processes; only what is used takes memory
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]  # (H, W, 3)
+Sides = tuple[int, int, int]  # size, min_side and least of `load_image`
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,13 @@ def batches(
     *,
     size: int,
     min_side: int = 1,
+    least: int = 0,
     workers: int = 0,
     batch_pixels: int = 1 << 20,
     hold_pixels: int | None = None,
     beside: Beside | None = None,
 ) -> Iterator[Batch | Bad]:
-    """Decode items into batches of one shape and at most `batch_pixels` pixels.
+    """Decode items into batches of one shape and at most `batch_pixels` pixels. Sides as in `load_image`.
 
     `beside` makes something else of each picture, where it is decoded; items carry it as `aside`. At most
     `hold_pixels` (8 batches) wait for others of their shape; past that the fullest shape goes ahead.
@@ -81,7 +83,7 @@ def batches(
     hold_pixels = hold_pixels or 8 * batch_pixels
     most = max(size, min_side) ** 2  # pixels of a picture
     held = 2 * (hold_pixels + 3 * batch_pixels) // most  # pictures that wait or are being described
-    pictures = _decoded(items, size, min_side, workers, min(held, SHARED // (3 * most)), beside)
+    pictures = _decoded(items, (size, min_side, least), workers, min(held, SHARED // (3 * most)), beside)
     for group in _grouped(pictures, batch_pixels, hold_pixels):
         yield group if isinstance(group, Bad) else Batch(group)
 
@@ -137,7 +139,7 @@ def decode(
     items: Iterable[Item], *, size: int, workers: int = 0, beside: Beside | None = None
 ) -> Generator[tuple[Item, Pixels | CoocError], None, None]:
     """Items in order, each with its pixels (H, W, 3) or the error why there are none."""
-    for picture in _decoded(items, size, 1, workers, 0, beside):
+    for picture in _decoded(items, (size, 1, 0), workers, 0, beside):
         if isinstance(picture, Bad):
             yield picture.item, picture.error
         else:
@@ -147,11 +149,11 @@ def decode(
 
 
 def _decoded(
-    items: Iterable[Item], size: int, min_side: int, workers: int, spare: int, beside: Beside | None
+    items: Iterable[Item], sides: Sides, workers: int, spare: int, beside: Beside | None
 ) -> Iterator[_Decoded | Bad]:
     """Items in order. `spare` pictures may be kept at a time; past that, others come through a pipe."""
     ahead = 4 * max(workers, 1)
-    pool = _Pool(workers, ahead + spare, size, min_side, beside)
+    pool = _Pool(workers, ahead + spare, sides, beside)
     running: deque[tuple[Item, _Task]] = deque()
     try:
         for item in items:
@@ -172,17 +174,18 @@ class _Task(NamedTuple):
 class _Pool:
     """Threads that decode, or that each ask a process to."""
 
-    def __init__(self, workers: int, places: int, size: int, min_side: int, beside: Beside | None) -> None:
-        self.settings = size, min_side, beside
-        self.shared = Shared(places, 3 * max(size, min_side) ** 2) if workers else Shared(0, 0)
+    def __init__(self, workers: int, places: int, sides: Sides, beside: Beside | None) -> None:
+        self.sides, self.beside = sides, beside
+        self.shared = Shared(places, 3 * max(sides) ** 2) if workers else Shared(0, 0)
         self.decoders = Decoders(LIMITS, self.shared.address) if workers else None
         self.threads = ThreadPoolExecutor(workers or 2, thread_name_prefix="decoding")
 
     def submit(self, item: Item) -> _Task:
         place = self.shared.free.pop() if self.shared.free else None  # the one that was used last
         run = partial(self.decoders.run, load) if self.decoders else load
-        size, min_side, beside = self.settings
-        return _Task(self.threads.submit(run, item.picture, place, size, item.box, min_side, beside), place)
+        size, min_side, least = self.sides
+        work = self.threads.submit(run, item.picture, place, size, item.box, min_side, least, self.beside)
+        return _Task(work, place)
 
     def result(self, item: Item, task: _Task) -> _Decoded | Bad:
         """The picture, or the reason why there is none. Whatever else one file does, it is one bad file."""

@@ -77,6 +77,7 @@ class Decoded:
     size: int | None
     box: Box | None
     min_side: int
+    least: int = 0
     view: View | None = None  # what `load_view` gives
 
 
@@ -94,26 +95,28 @@ def load_image(
     size: int | None = None,
     box: Box | None = None,
     min_side: int = 1,
+    least: int = 0,
     max_pixels: int = MAX_PIXELS,
 ) -> npt.NDArray[np.uint8]:
     """The picture, or the part of it in `box`, as an (H, W, 3) uint8 array.
 
     The longest side of the *full* picture is reduced to `size`, and a crop is scaled by the same factor, so that things
-    are as large in a query as in the indexed pictures. Nothing is ever enlarged: a side below `min_side` is padded by
-    repeating its last pixels, with a warning. A box is clipped to the picture and rounded to whole pixels.
+    are as large in a query as in the indexed pictures. A full picture smaller than `least` is enlarged to it (to `size`
+    at most), and a crop of it likewise; nothing else is. A side below `min_side` is padded by repeating its last
+    pixels, with a warning. A box is clipped to the picture and rounded to whole pixels.
     """
     if min_side < 1:
         raise InputError(f"min_side must be at least 1, not {min_side}.")
     if isinstance(picture, Decoded):
-        if (picture.size, picture.box, picture.min_side) != (size, box, min_side):
+        if (picture.size, picture.box, picture.min_side, picture.least) != (size, box, min_side, least):
             raise InputError("This picture was decoded with another size, box or smallest side than is asked for now.")
         return picture.pixels
     found = _decode(picture, size, max_pixels)
-    return _pad(_scaled(found, size, box, name_of(picture), max_pixels), min_side, name_of(picture))
+    return _pad(_scaled(found, size, box, name_of(picture), max_pixels, least), min_side, name_of(picture))
 
 
 def load_twice(
-    picture: Picture, *, size: int, larger: int, min_side: int = 1, max_pixels: int = MAX_PIXELS
+    picture: Picture, *, size: int, larger: int, min_side: int = 1, least: int = 0, max_pixels: int = MAX_PIXELS
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], tuple[int, int]]:
     """What `load_image` gives at `size`, the same to the bit; the picture at up to `larger` pixels; its full size.
 
@@ -123,20 +126,28 @@ def load_twice(
     """
     if isinstance(picture, Decoded):
         raise InputError("This picture was decoded already, at one size: give its file.")
-    name, least = name_of(picture), max(size, round(larger * ENOUGH))
-    found = _decode(picture, least, max_pixels)
+    name, enough = name_of(picture), max(size, round(larger * ENOUGH))
+    found = _decode(picture, enough, max_pixels)
     large = _scaled(found, min(max(size, larger), max(found.image.size)), None, name, max_pixels)
-    if size >= max(large.shape[:2]):  # at that size it is the same
+    if size >= max(large.shape[:2]) >= least:  # at that size it is the same
         return _pad(large, min_side, name), large, found.size
-    if found.reducible and _reduction(found.size, size) != _reduction(found.size, least):
+    if found.reducible and _reduction(found.size, size) != _reduction(found.size, enough):
         return load_image(picture, size=size, min_side=min_side, max_pixels=max_pixels), large, found.size
-    return _pad(_scaled(found, size, None, name, max_pixels), min_side, name), large, found.size
+    return _pad(_scaled(found, size, None, name, max_pixels, least), min_side, name), large, found.size
 
 
-def _scaled(found: _Upright, size: int | None, box: Box | None, name: str, max_pixels: int) -> npt.NDArray[np.uint8]:
+def scale_of(longest: int, size: int | None, least: int = 0) -> float:
+    """By which factor `load_image` scales a picture whose longest side has so many pixels."""
+    wanted = longest if size is None else min(size, max(longest, least))
+    return wanted / longest
+
+
+def _scaled(
+    found: _Upright, size: int | None, box: Box | None, name: str, max_pixels: int, least: int = 0
+) -> npt.NDArray[np.uint8]:
     image, (width, height) = found.image, found.size
     x0, y0, x1, y1 = (0, 0, width, height) if box is None else clip(box, width, height, name)
-    factor = 1.0 if size is None else min(1.0, size / max(width, height))
+    factor = scale_of(max(width, height), size, least)
     target = max(1, round((x1 - x0) * factor)), max(1, round((y1 - y0) * factor))
 
     with _blaming(name):
@@ -185,14 +196,15 @@ def decode_ahead(
     size: int | None,
     box: Box | None,
     min_side: int,
+    least: int = 0,
     view: int | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> Decoded:
     """`view`: the longest side of the pixels that local features are made of, where these are wanted, too."""
     info = image_info(picture, max_pixels=max_pixels)
-    pixels = load_image(picture, size=size, box=box, min_side=min_side, max_pixels=max_pixels)
+    pixels = load_image(picture, size=size, box=box, min_side=min_side, least=least, max_pixels=max_pixels)
     seen = None if view is None else load_view(picture, view, box, max_pixels=max_pixels)
-    return Decoded(pixels, info, size, box, min_side, seen)
+    return Decoded(pixels, info, size, box, min_side, least, seen)
 
 
 def is_picture(value: object) -> bool:

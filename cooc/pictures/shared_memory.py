@@ -92,16 +92,22 @@ def attach(address: str) -> None:
 
 
 def load(
-    picture: Picture, place: Place | None, size: int, box: Box | None, min_side: int, beside: Beside | None = None
+    picture: Picture,
+    place: Place | None,
+    size: int,
+    box: Box | None,
+    min_side: int,
+    least: int,
+    beside: Beside | None = None,
 ) -> Loaded:
     """Decode: into its place, and then the shape alone is answered; or, where it has none, as the answer."""
     aside = None
     if beside is None:
-        pixels = load_image(picture, size=size, box=box, min_side=min_side)
+        pixels = load_image(picture, size=size, box=box, min_side=min_side, least=least)
     elif box is not None:
         raise InputError("Only of whole pictures something is made beside the pixels, not of a box.")
     else:
-        pixels, larger, full = load_twice(picture, size=size, larger=beside.size, min_side=min_side)
+        pixels, larger, full = load_twice(picture, size=size, larger=beside.size, min_side=min_side, least=least)
         aside = _made(beside, larger, full)
     if place is None or _memory is None or pixels.nbytes > place.size:
         return Loaded(pixels, pixels.shape, aside)

@@ -39,6 +39,7 @@ class Settings:
     """Everything but the weights, and the size of pictures."""
 
     min_side: int
+    least: int
     mean: list[float]  # of the three colours, in 0..1
     std: list[float]
     power: float  # GeM's
@@ -60,6 +61,8 @@ def surely_cpu(device: str) -> bool:
 def place_of(config: Mapping[str, Any], fingerprint: str) -> Path:
     """The folder of a descriptor with these settings and values, for any size of pictures and any dtype."""
     settings = {name: value for name, value in config.items() if name not in ("dtype", "size")}
+    if not settings.get("least"):  # older indexes do not name it
+        settings.pop("least", None)
     named = hashlib.sha256(json.dumps([settings, fingerprint], sort_keys=True).encode()).hexdigest()[:32]
     return cache_home() / "queries" / named
 
@@ -121,7 +124,7 @@ class QueryNetwork:
 
     def _vector(self, picture: Picture, box: Box | None) -> Floats:
         settings = self.settings
-        pixels = load_image(picture, size=self.size, box=box, min_side=settings.min_side)
+        pixels = load_image(picture, size=self.size, box=box, min_side=settings.min_side, least=settings.least)
         images = pixels.transpose(2, 0, 1)[None].astype(np.float32, order="C") / np.float32(255)
         images -= np.array(settings.mean, np.float32).reshape(3, 1, 1)
         images /= np.array(settings.std, np.float32).reshape(3, 1, 1)

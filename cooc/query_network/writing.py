@@ -60,7 +60,7 @@ def _settings(descriptor: Descriptor, space: str | None) -> Settings:
         raise InputError("Only GeM of one scale, without a mask, is kept for queries.")
     options = {"p": 3.0, "eps": 1e-6} | dict(config.options)
     mean, std = (x.flatten().tolist() for x in (backbone.mean, backbone.std))
-    return Settings(backbone.stride, mean, std, options["p"], options["eps"], space)
+    return Settings(backbone.stride, config.least, mean, std, options["p"], options["eps"], space)
 
 
 def _try(descriptor: Descriptor, network: QueryNetwork) -> None:

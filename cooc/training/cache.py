@@ -238,6 +238,7 @@ def build_cache(
     sink = Columns(dtype)
     if folder is not None:
         about = {"backbone": config.backbone, "layer": config.layer, "size": config.size}
+        about |= {"least": config.least} if config.least else {}
         sink = ColumnsOnDisk(folder, about, backbone.channels, dtype)
     wanted = [
         Item(key, item.picture, item.box) for key, item in zip(keys, items, strict=True) if key not in sink.places
@@ -253,7 +254,7 @@ def build_cache(
 
     waiting: list[tuple[str, Tensor]] = []
     for item, found in stream(
-        wanted, begin, device=device, size=config.size, min_side=backbone.stride, workers=workers
+        wanted, begin, device=device, size=config.size, min_side=backbone.stride, least=config.least, workers=workers
     ):
         if isinstance(found, CoocError):
             bad[item.key] = Bad(item, found)

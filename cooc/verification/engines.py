@@ -21,6 +21,7 @@ import cv2
 import numpy as np
 
 from cooc.errors import BoxError, InputError, UnknownNameError
+from cooc.pictures.decode import scale_of
 from cooc.verification.engine import Detected, Engine, Pixels
 from cooc.verification.features import LocalFeatures
 from cooc.verification.sift import detect_sift
@@ -31,6 +32,7 @@ LONGEST = 1024  # pixels of the longer side, at which features are looked for
 KEPT = 1500  # features of a picture that an index keeps
 QUERY = 2000  # of a query, which keeps nothing: among clutter the thing has its share of them
 ENLARGED = 2.0  # a crop smaller than LONGEST is enlarged so far
+SMALL, LARGER = 384, 512  # a query whose longer side has fewer pixels than the first is enlarged to the second
 
 
 def _detect_xfeat(pixels: Pixels, limit: int, device: str) -> Detected:
@@ -111,6 +113,7 @@ def extract(
     limit: int = KEPT,
     longest: int = LONGEST,
     turns: int = 1,
+    enlarge: bool = False,
     device: str = "cpu",
 ) -> tuple[LocalFeatures, ...]:
     """Local features by each engine of `name`, at most `limit` by each, in pixels of the full-size picture.
@@ -118,8 +121,9 @@ def extract(
     `size` is (width, height) of that picture; without it, `pixels` are the picture at its size. With `box` (x0, y0, x1,
     y1, in full-size pixels) `pixels` show only that part. Pixels beyond `longest` are made smaller first; those of a
     box smaller than that are enlarged, up to twice, for engines that know size; the others see the part as large as it
-    is in the picture at `longest`. `turns=4` adds, for engines that know no rotation, the features of
-    the pixels turned by 90, 180 and 270 degrees: give it to a query, never to what is kept.
+    is in the picture at `longest`. `turns=4` adds, for engines that know no rotation, the features of the pixels turned
+    by 90, 180 and 270 degrees, and `enlarge` makes a `SMALL` picture larger: both are for queries, never for what is
+    kept, where copies are told by what they have to the pixel.
     """
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or 0 in pixels.shape:
         raise InputError(f"Pixels must be uint8 RGB (H, W, 3), not {pixels.dtype} {pixels.shape}.")
@@ -129,14 +133,16 @@ def extract(
     shown = box or (0.0, 0.0, float(width), float(height))
     if not (0 <= shown[0] < shown[2] <= width and 0 <= shown[1] < shown[3] <= height):
         raise BoxError(f"Box {shown} is empty or outside a picture of {width} x {height} pixels.")
+    side = max(width, height)
+    whole = scale_of(side, longest, LARGER if enlarge and side < SMALL else 0)  # of the picture
     found = []
     for part in parts(name):
         engine = ENGINES[part]
         if engine.scale:
-            factor = min(longest / max(pixels.shape[:2]), ENLARGED if box else 1.0)
+            factor = min(longest / max(pixels.shape[:2]), max(whole, ENLARGED if box else 1.0))
         else:  # things must be as large as in an indexed picture
-            factor = min(1.0, longest / max(width, height)) * (shown[2] - shown[0]) / pixels.shape[1]
-        seen = _resized(pixels, factor)
+            factor = whole * (shown[2] - shown[0]) / pixels.shape[1]
+        seen = _resized(pixels, factor, cv2.INTER_CUBIC if whole > 1 else cv2.INTER_LINEAR)
         for turn in range(1 if engine.rotation else turns):
             turned = np.rot90(seen, turn)
             detected = engine.detect(turned, limit, device)
@@ -144,14 +150,12 @@ def extract(
     return tuple(found)
 
 
-def _resized(pixels: Pixels, factor: float) -> Pixels:
+def _resized(pixels: Pixels, factor: float, larger: int) -> Pixels:
     height, width = pixels.shape[:2]
     size = (max(1, round(width * factor)), max(1, round(height * factor)))
     if size == (width, height):
         return pixels
-    return np.asarray(
-        cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR), np.uint8
-    )
+    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if factor < 1 else larger), np.uint8)
 
 
 def _place(

@@ -25,7 +25,7 @@ def verify_pair(
     found = []
     for one, part, turns in ((query, box, 4), (picture, None, 1)):
         pixels, size, shown = load_view(one, LONGEST, part)
-        features = extract(engine, pixels, size=size, box=shown, limit=QUERY, turns=turns, device=device)
+        features = extract(engine, pixels, size=size, box=shown, limit=QUERY, turns=turns, enlarge=True, device=device)
         if not any(map(len, features)):
             where = "" if part is None else " in the box"
             raise InputError(

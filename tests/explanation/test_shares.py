@@ -144,6 +144,15 @@ def test_boxes_are_in_pixels_of_the_full_picture(tmp_path: Path) -> None:
         assert outer[1] <= y0 < y1 <= outer[3]
 
 
+def test_boxes_of_a_picture_that_is_enlarged() -> None:
+    small = np.asarray(Image.fromarray(picture()).resize((48, 40)))
+    why = explain(descriptor("chco-sct", least=96), small, small, query_box=(12, 4, 48, 36))
+    assert why.match.map.shape == (10, 12)  # each position covers 4 x 4 of its pixels
+    assert why.match.region == (0, 0, 48, 40)
+    assert why.query.map.shape == (8, 9)
+    assert why.query.region == (12, 4, 48, 36)
+
+
 def test_tensors_are_explained_as_they_are() -> None:
     tensors = [torch.from_numpy(p).permute(2, 0, 1) for p in (picture(), picture(190, 80))]
     describe = descriptor("crow")

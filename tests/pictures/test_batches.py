@@ -106,11 +106,11 @@ def test_pixels_pass_through_shared_memory_whole(folder: Path, monkeypatch: pyte
     with open(shared.address, "r+b") as file:  # noqa: PTH123
         monkeypatch.setattr(shared_memory, "_memory", mmap.mmap(file.fileno(), 0))
     for place, name in zip(list(shared.free), ("04.png", "00.png"), strict=True):
-        loaded = shared_memory.load(folder / name, place, 64, None, 1)
+        loaded = shared_memory.load(folder / name, place, 64, None, 1, 0)
         assert loaded.pixels is None
         assert (shared.view(place, loaded.shape) == load_image(folder / name)).all()
     larger = shared_memory.load(
-        folder / "04.png", shared_memory.Place(0, 100), 64, None, 1
+        folder / "04.png", shared_memory.Place(0, 100), 64, None, 1, 0
     )  # no room: the pixels themselves
     assert isinstance(larger.pixels, np.ndarray)
     assert (larger.pixels == load_image(folder / "04.png")).all()

@@ -400,7 +400,31 @@ def test_boxes_are_whole_pixels_of_the_full_picture() -> None:
     np.testing.assert_array_equal(load_image(original, box=(4.6, 0, 4.9, 80)), pixels[:, 4:5])
     np.testing.assert_array_equal(load_image(original, box=(-3, -3, 0.1, 0.1)), pixels[:1, :1])
     assert load_image(original, size=50, box=(10, 20, 30, 50)).shape == (15, 10, 3)
-    assert load_image(original, size=5000, box=(10, 20, 30, 50)).shape == (30, 20, 3)  # never enlarged
+    assert load_image(original, size=5000, box=(10, 20, 30, 50)).shape == (30, 20, 3)  # not enlarged
+
+
+def test_small_pictures_are_enlarged_where_that_is_asked_for(tmp_path: Path) -> None:
+    small, large = smooth(100, 80), smooth(500, 400)
+    small.save(file := tmp_path / "small.png")
+    assert load_image(small, size=640, least=384).shape == (307, 384, 3)
+    assert load_image(small, size=200, least=384).shape == (160, 200, 3)  # to the size at most
+    assert load_image(small, size=640, least=100).shape == (80, 100, 3)
+    assert load_image(small, least=384).shape == (80, 100, 3)  # without a size it is as it is
+    assert load_image(large, size=640, least=384).shape == (400, 500, 3)
+    expected = np.asarray(small.resize((384, 307), Image.Resampling.LANCZOS))
+    np.testing.assert_array_equal(load_image(file, size=640, least=384), expected)
+    crop = load_image(file, size=640, least=384, box=(10, 20, 60, 60))  # things in it are as large as in the whole
+    assert crop.shape == (154, 192, 3)
+    assert difference(crop, expected[77:231, 38:230]) < 2
+    assert load_image(np.zeros((1, 1, 3), np.uint8), size=640, least=384).shape == (384, 384, 3)
+    assert load_image(np.zeros((1, 383, 3), np.uint8), size=640, least=384, min_side=32).shape == (32, 384, 3)
+    pixels, larger, full = decode.load_twice(file, size=640, larger=1024, min_side=32, least=384)
+    np.testing.assert_array_equal(pixels, expected)
+    assert (larger.shape, full) == ((80, 100, 3), (100, 80))
+    ahead = decode.decode_ahead(file, size=640, box=None, min_side=32, least=384)
+    np.testing.assert_array_equal(load_image(ahead, size=640, min_side=32, least=384), expected)
+    with pytest.raises(InputError, match="another size"):
+        load_image(ahead, size=640, min_side=32)
 
 
 def test_nothing_outside_the_box_is_seen() -> None:

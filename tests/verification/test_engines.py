@@ -12,7 +12,7 @@ from cooc.verification import activations, xfeat
 from cooc.verification.coding import vectors
 from cooc.verification.engine import best_of_all_parts
 from cooc.verification.engines import ENGINES, extract, parts
-from cooc.verification.features import LocalFeatures
+from cooc.verification.features import LocalFeatures, pack
 from cooc.verification.geometry import agree
 from cooc.verification.matching import match
 from cooc.verification.sift import detect_sift, root_sift
@@ -96,10 +96,26 @@ def test_a_crop_lies_where_its_box_is(name: str) -> None:
     )  # a quarter position
 
 
-def test_a_small_crop_is_enlarged_and_a_small_picture_is_not() -> None:
+def test_a_small_crop_is_enlarged_and_a_small_picture_if_asked_for() -> None:
     pixels = photo("coffee")[100:220, 200:360]
     box = (200.0, 100.0, 360.0, 220.0)
-    assert len(extract("sift", pixels, size=(600, 400), box=box)[0]) > len(extract("sift", pixels)[0])
+    plain = extract("sift", pixels)[0]
+    assert len(extract("sift", pixels, size=(600, 400), box=box)[0]) > len(plain)
+    for engine in ("sift", "xfeat"):
+        (larger,) = extract(engine, pixels, enlarge=True)
+        assert len(larger) > len(extract(engine, pixels)[0])
+        assert larger.size == (160, 120)  # and all in pixels of the picture as it is
+        assert ((larger.points > -1) & (larger.points < larger.size)).all()
+    (larger,) = extract("sift", pixels, enlarge=True)
+    assert off_by(agree(larger, plain, match(larger, plain)).transform, np.eye(3), (160, 120)) < 0.5
+    large = photo("coffee")
+    thumbnail, (kept,) = cv2.resize(large, (150, 100), interpolation=cv2.INTER_AREA), extract("sift", large)
+    seen = [extract("sift", thumbnail, enlarge=enlarge)[0] for enlarge in (True, False)]
+    found = [agree(features, kept, match(features, kept)).inliers for features in seen]
+    assert found[0] > 1.2 * found[1]
+    assert pack(extract("sift", large, enlarge=True)) == pack(extract("sift", large))
+    inside = extract("sift", pixels[:60], size=(160, 120), box=(0.0, 0.0, 160.0, 60.0), enlarge=True)[0]
+    assert off_by(agree(inside, plain, match(inside, plain)).transform, np.eye(3), (160, 60)) < 0.5
 
 
 def test_pixels_beyond_the_limit_are_made_smaller() -> None:
