@@ -19,6 +19,7 @@ from benchmarks.commands.cost import (
     bench_qualities,
     bench_queries,
     bench_startup,
+    make_thumbnails,
 )
 from benchmarks.commands.index import bench_index, bench_search
 from benchmarks.commands.reporting import figures, tables
@@ -49,6 +50,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": bench_serve,
     "maps": bench_maps,
     "hard-queries": bench_hard,
+    "thumbnails": make_thumbnails,
     "compact": bench_compact,
     "growth": bench_growth,
     "features": bench_features,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import resource
 import shutil
 import statistics
@@ -56,17 +57,25 @@ print(json.dumps([steps, times]))
 """
 
 
-def measure_startup(folder: Path, recipe: str, pictures: int, rounds: int, filled: int = 0) -> dict[str, Any]:
-    """Searches in an index of the first pictures of a folder, and of made-up ones until there are `filled`."""
+def measure_startup(
+    folder: Path, recipe: str, pictures: int, rounds: int, filled: int = 0, known: Path | None = None
+) -> dict[str, Any]:
+    """Searches in an index of the first pictures of a folder, and of made-up ones until there are `filled`.
+
+    With `known`, an index that is there, they are queries to that one, drawn at random.
+    """
     with tempfile.TemporaryDirectory() as place:
-        photos = Path(place) / "photos"
+        photos, found = Path(place) / "photos", list(list_images(folder))
         photos.mkdir()
-        queries = [Path(shutil.copy(path, photos)) for path in list(list_images(folder))[:pictures]]
-        index = photos / ".cooc"
-        with ImageSearch.create(index, recipe=recipe, device="cpu") as search:
-            search.index([photos])
-            _fill(search, filled)
-            features, count = search.meta.features, len(search.store)
+        chosen = found[:pictures] if known is None else random.Random(0).sample(found, pictures)
+        queries = [Path(shutil.copy(path, photos / f"{n}-{path.name}")) for n, path in enumerate(chosen)]
+        index = known or photos / ".cooc"
+        if known is None:
+            with ImageSearch.create(index, recipe=recipe, device="cpu") as search:
+                search.index([photos])
+                _fill(search, filled)
+        with ImageSearch.open(index) as search:
+            recipe, features, count = search.meta.recipe, search.meta.features, len(search.store)
         steps, within = _steps("kept", index, queries[: rounds + 1])
         steps_by_torch, by_torch = _steps("torch", index, queries[: rounds + 1])
         settings = os.environ | {"COOC_INDEX": str(index), "XDG_RUNTIME_DIR": place}
@@ -82,14 +91,14 @@ def measure_startup(folder: Path, recipe: str, pictures: int, rounds: int, fille
         "recipe": recipe,
         "features": features,
         "pictures": count,
-        "of these made up": count - pictures,
+        "of these made up": count - pictures if known is None else 0,
         "threads": os.environ.get("OMP_NUM_THREADS", "all"),
         "in a fresh process": _median(cold),
         "in a fresh process that loads torch": _median(by_loading),
         "starting the process that stays": _median([first]),
         "answered by it": _median(warm),
-        "next ones in one process": {"seconds": round(statistics.median(within), 2)},
-        "next ones in one process, by torch": {"seconds": round(statistics.median(by_torch), 2)},
+        "next ones in one process": _spread(within),
+        "next ones in one process, by torch": _spread(by_torch),
         "processor seconds of the steps": steps,
         "processor seconds of the steps, by torch": steps_by_torch,
         "MB that the process holds": round(resident / 1e6),
@@ -157,6 +166,10 @@ def _processor(place: str) -> float:
 def _staying(place: str) -> list[int]:
     command = ["pgrep", "-f", f"cooc.cli.warm.* {place}/"]
     return list(map(int, subprocess.run(command, capture_output=True, text=True).stdout.split()))
+
+
+def _spread(times: list[float]) -> dict[str, float]:
+    return {"seconds": round(statistics.median(times), 2), "seconds, 90 %": round(float(np.quantile(times, 0.9)), 2)}
 
 
 def _median(times: list[tuple[float, float]]) -> dict[str, float]:

@@ -128,6 +128,17 @@ def bench_hard(
             out.print(f"{recipe} {view}: {scores}")
 
 
+def make_thumbnails(
+    folder: Annotated[Path, typer.Argument(help="With jpg/ and ground_truth.json.")],
+    output: Annotated[Path, typer.Argument(help="The folder that gets half/ and half-by-thumbnail/.")],
+) -> None:
+    """A labelled folder of which half is thumbnails, for `cooc bench`; and the same with thumbnails as queries."""
+    from benchmarks.thumbnails import write_thumbnails
+
+    for made in write_thumbnails(folder, output):
+        out.print(str(made), markup=False)
+
+
 def bench_compact(
     dataset: Annotated[str, typer.Argument(help="A known dataset, or a folder with ground_truth.json.")],
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="One or more recipes, by commas.")] = "",
@@ -235,12 +246,13 @@ def bench_startup(
     count: Annotated[int, typer.Option(help="Photos.")] = 20,
     rounds: Annotated[int, typer.Option(min=1, help="Searches of each kind.")] = 5,
     fill: Annotated[int, typer.Option(help="Made-up pictures are added until the index has so many.")] = 0,
+    index: Annotated[Path | None, typer.Option(help="One that is there, which the photos are queries to.")] = None,
     results: ResultsOption = Path("results"),
 ) -> None:
     """What `cooc search` takes, the first time and again, and which steps take it."""
     from benchmarks.startup import measure_startup
 
-    found = measure_startup(folder, recipe, count, rounds, fill)
+    found = measure_startup(folder, recipe, count, rounds, fill, index)
     _write(found, file=results / "startup-cpu.json")
     for kind, took in found.items():
         if isinstance(took, dict) and "seconds" in took:

@@ -29,7 +29,7 @@ from cooc.pictures.batches import Item, decode
 from cooc.reranking import rank
 from cooc.verification.agreement import Agreement, on_what_is_shown
 from cooc.verification.engines import ENGINES, KEPT, LONGEST, QUERY, extract
-from cooc.verification.features import LocalFeatures, unpack
+from cooc.verification.features import pack, unpack
 from cooc.verification.rounds import FAR, LEAST, ONWARD, SHORTLIST, THOROUGH, TOP, rounds
 from cooc.verification.verifier import verify
 from cooc.verification.words import ENGINE, signatures
@@ -66,8 +66,7 @@ def local_features(
     def code(pixels: NDArray[np.uint8], cropped: bool) -> bytes:
         height, width = map(float, pixels.shape[:2])
         box = (0.0, 0.0, width, height) if cropped else None  # a small crop is enlarged
-        (found,) = extract(engine, pixels, box=box, limit=limit, enlarge=query and not cropped, device=device)
-        return found.to_bytes(bits)
+        return pack(extract(engine, pixels, box=box, limit=limit, enlarge=query and not cropped, device=device), bits)
 
     def codes() -> Iterator[tuple[str, bytes]]:
         light = ENGINES[engine].weights is None  # OpenCV lets others run; a network has the cores, and a GPU waits
@@ -134,7 +133,8 @@ class Agreements:
         """The strongest by any of the engines, for each picture; `screened` as a search does that is not thorough."""
         asked = self._asked(engines, query, onward)
         about = (query,) if onward is None else (query, onward, *engines)
-        found = [self._known(features, about, pictures.tolist(), screened) for features in asked]
+        by_engine = [tuple(features for features in asked if features.engine == name) for name in engines]
+        found = [self._known(features, about, pictures.tolist(), screened) for features in by_engine]
         return [max(of_one, key=lambda agreement: agreement.strength) for of_one in zip(*found, strict=True)]
 
     def by_words(self, engines: Sequence[str], query: int, onward: int | None = None) -> list[int]:
@@ -149,13 +149,12 @@ class Agreements:
         (asked,) = signatures([self._asked(engines, query, onward)])
         return [int(name, 16) for name in self._words.search(asked, THOROUGH // 2)]
 
-    def _known(
-        self, asked: LocalFeatures, about: tuple[Any, ...], pictures: list[int], screened: bool
-    ) -> list[Agreement]:
-        known = self.known.setdefault((asked.engine, *about, screened), {})
+    def _known(self, asked: Features, about: tuple[Any, ...], pictures: list[int], screened: bool) -> list[Agreement]:
+        engine = asked[0].engine
+        known = self.known.setdefault((engine, *about, screened), {})
         new = [number for number in pictures if number not in known]
-        features = [unpack(self.codes[asked.engine][0][number]) for number in new]
-        known.update(zip(new, verify([asked], features, device=self.device, screened=screened), strict=True))
+        features = [unpack(self.codes[engine][0][number]) for number in new]
+        known.update(zip(new, verify(asked, features, device=self.device, screened=screened), strict=True))
         return [known[number] for number in pictures]
 
     def _asked(self, engines: Sequence[str], query: int, onward: int | None) -> Features:

@@ -37,6 +37,7 @@ SEGMENT = 1 << 15  # pictures
 PART = 1 << 12  # pictures that join a segment at once
 WORN = 0.8  # of a segment's pictures, without which it is written again
 TOGETHER = 64  # pictures whose words are found at once
+AT_ONCE = 1 << 10  # words whose lists are merged at once
 MOST = 20_000_000  # entries of lists that a search looks at: of the rarest words first
 
 Ids = NDArray[np.void]  # 16 bytes each
@@ -51,11 +52,6 @@ class Segment(NamedTuple):
     pictures: NDArray[np.uint16]
     bits: NDArray[np.uint64]
     lengths: NDArray[np.int64]
-
-    @property
-    def words(self) -> NDArray[np.uint16]:
-        """Of each entry."""
-        return np.repeat(np.arange(WORDS, dtype=np.uint16), np.diff(self.starts))
 
 
 class Inverted:
@@ -73,7 +69,7 @@ class Inverted:
     @classmethod
     def of(cls, pictures: Iterable[tuple[bytes, Signature]]) -> Inverted:
         """Made in memory, of ids (16 bytes) and what they have."""
-        return cls(list(_joined([], pictures)))
+        return cls([_one(parts) for parts in _together([], pictures)])
 
     def __len__(self) -> int:
         return sum(len(segment.ids) for segment in self.segments)
@@ -129,15 +125,14 @@ def update(folder: Path, store: Store) -> int:
         elif len(names) > SEGMENT // 2:
             stay.add(path)
             continue
-        joined.append(_only(segment, there))
+        joined.append(segment if there.all() else _only(segment, there))
     made = _made(store, [name.hex() for name in sorted(wanted - known)])
     first = next(made, None)
     if first is None and not worn and len(joined) < 2:
         return 0
     added = 0
-    for segment in _joined(joined, itertools.chain([first] if first else [], made)):
-        _write(folder, segment)
-        added += len(segment.ids)
+    for parts in _together(joined, itertools.chain([first] if first else [], made)):
+        added += _write(folder, parts)
     for path in before:
         if path not in stay:
             shutil.rmtree(path, ignore_errors=True)
@@ -154,64 +149,85 @@ def _made(store: Store, ids: Sequence[str]) -> Iterator[tuple[bytes, Signature]]
         yield from zip((id_bytes(name) for name in codes), found, strict=True)
 
 
-def _joined(kept: Sequence[Segment], new: Iterable[tuple[bytes, Signature]]) -> Iterator[Segment]:
-    """In segments of about `SEGMENT` pictures."""
+def _together(kept: Iterable[Segment], new: Iterable[tuple[bytes, Signature]]) -> Iterator[list[Segment]]:
+    """What makes one segment of about `SEGMENT` pictures: parts of it, a list at a time."""
     parts, count = list[Segment](), 0
     for part in itertools.chain(kept, (_segment(block) for block in blocks(new, PART))):
         parts.append(part)
         count += len(part.ids)
         if count >= SEGMENT - PART:
-            yield _one(parts)
-            parts, count = [], 0
+            yield parts
+            parts.clear()  # whoever took the list need not hold its arrays while the next one grows
+            count = 0
     if count:
-        yield _one(parts)
+        yield parts
 
 
 def _segment(pictures: Sequence[tuple[bytes, Signature]]) -> Segment:
     ids = np.frombuffer(b"".join(name for name, _ in pictures), ID)
-    lengths = [len(signature.words) for _, signature in pictures]
-    none = np.zeros(0, np.uint16), np.zeros(0, np.uint64)
-    words = np.concatenate([none[0], *(signature.words for _, signature in pictures)])
-    bits = np.concatenate([none[1], *(signature.bits for _, signature in pictures)])
-    return _sorted(ids, words, np.repeat(np.arange(len(ids)), lengths), bits)
-
-
-def _one(parts: Sequence[Segment]) -> Segment:
-    first = np.cumsum([0, *(len(part.ids) for part in parts)])
-    numbers = [part.pictures.astype(np.int64) + start for part, start in zip(parts, first.tolist(), strict=False)]
-    return _sorted(
-        np.concatenate([part.ids for part in parts]),
-        np.concatenate([part.words for part in parts]),
-        np.concatenate(numbers),
-        np.concatenate([part.bits for part in parts]),
-    )
+    lengths = np.array([len(signature.words) for _, signature in pictures], np.int64)
+    words = np.concatenate([np.zeros(0, np.uint16), *(signature.words for _, signature in pictures)])
+    bits = np.concatenate([np.zeros(0, np.uint64), *(signature.bits for _, signature in pictures)])
+    order = np.argsort(words, kind="stable")
+    numbers = np.repeat(np.arange(len(ids), dtype=np.uint16), lengths)
+    return Segment(ids, np.searchsorted(words[order], np.arange(WORDS + 1)), numbers[order], bits[order], lengths)
 
 
 def _only(segment: Segment, there: NDArray[np.bool_]) -> Segment:
-    number = np.cumsum(there) - 1
+    """The same, without the pictures that are not `there`."""
     good = there[segment.pictures]
-    return _sorted(
-        segment.ids[there], segment.words[good], number[segment.pictures[good]], np.asarray(segment.bits[good])
-    )
+    starts = np.append(0, np.cumsum(good, dtype=np.uint32))[segment.starts].astype(np.int64)
+    number = (np.cumsum(there) - 1).astype(np.uint16)
+    lengths = segment.lengths[there]
+    return Segment(segment.ids[there], starts, number[segment.pictures[good]], np.asarray(segment.bits[good]), lengths)
 
 
-def _sorted(ids: Ids, words: NDArray[np.uint16], pictures: NDArray[np.int64], bits: NDArray[np.uint64]) -> Segment:
-    order = np.argsort(words, kind="stable")
-    starts = np.searchsorted(words[order], np.arange(WORDS + 1)).astype(np.int64)
-    lengths = np.bincount(pictures, minlength=len(ids))
-    return Segment(ids, starts, pictures[order].astype(np.uint16), bits[order], lengths)
+def _merged(parts: Sequence[Segment]) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.uint64]]]:
+    """Pictures and bits of the lists of some words at a time: only those are in memory."""
+    first = np.cumsum([0, *(len(part.ids) for part in parts)]).astype(np.uint16)
+    for low in range(0, WORDS, AT_ONCE):
+        ends = [part.starts[low : low + AT_ONCE + 1] for part in parts]
+        some = [slice(*own[[0, -1]].tolist()) for own in ends]
+        order = np.argsort(np.concatenate([np.repeat(np.arange(AT_ONCE), np.diff(own)) for own in ends]), kind="stable")
+        numbers = [part.pictures[own] + start for part, own, start in zip(parts, some, first, strict=False)]
+        bits = [part.bits[own] for part, own in zip(parts, some, strict=True)]
+        yield np.concatenate(numbers)[order], np.concatenate(bits)[order]
 
 
-def _write(folder: Path, segment: Segment) -> None:
+def _heads(parts: Sequence[Segment]) -> dict[str, NDArray[Any]]:
+    """What is short of the segment that the parts make."""
+    return {
+        "ids": np.concatenate([part.ids for part in parts]),
+        "starts": np.stack([part.starts for part in parts]).sum(0),
+        "lengths": np.concatenate([part.lengths for part in parts]),
+    }
+
+
+def _one(parts: Sequence[Segment]) -> Segment:
+    pictures, bits = map(np.concatenate, zip(*_merged(parts), strict=True))
+    return Segment(pictures=pictures, bits=bits, **_heads(parts))
+
+
+def _write(folder: Path, parts: Sequence[Segment]) -> int:
+    """The segment that the parts make; how many pictures it has."""
     made = folder / f"{uuid.uuid4().hex}.new"
     made.mkdir(parents=True)
     try:
-        for name, array in segment._asdict().items():
+        heads = _heads(parts)
+        for name, array in heads.items():
             np.save(made / f"{name}.npy", array)
+        with (made / "pictures.npy").open("wb") as pictures, (made / "bits.npy").open("wb") as bits:
+            for file, kind in ((pictures, np.uint16), (bits, np.uint64)):
+                about = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": (int(heads["starts"][-1]),)}
+                np.lib.format.write_array_header_1_0(file, about)
+            for numbers, residuals in _merged(parts):
+                pictures.write(numbers.tobytes())
+                bits.write(residuals.tobytes())
         made.rename(made.with_suffix(""))
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+    return len(heads["ids"])
 
 
 def _read(folder: Path) -> Iterator[tuple[Path, Segment]]:

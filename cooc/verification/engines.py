@@ -17,6 +17,8 @@ docs/verification.md says which others were looked at and why they are not here.
 
 from __future__ import annotations
 
+from itertools import product
+
 import cv2
 import numpy as np
 
@@ -32,7 +34,7 @@ LONGEST = 1024  # pixels of the longer side, at which features are looked for
 KEPT = 1500  # features of a picture that an index keeps
 QUERY = 2000  # of a query, which keeps nothing: among clutter the thing has its share of them
 ENLARGED = 2.0  # a crop smaller than LONGEST is enlarged so far
-SMALL, LARGER = 384, 512  # a query whose longer side has fewer pixels than the first is enlarged to the second
+SMALL, LARGER = 384, 512  # a query with fewer pixels than the first along its longer side is seen at the second, too
 
 
 def _detect_xfeat(pixels: Pixels, limit: int, device: str) -> Detected:
@@ -122,8 +124,8 @@ def extract(
     y1, in full-size pixels) `pixels` show only that part. Pixels beyond `longest` are made smaller first; those of a
     box smaller than that are enlarged, up to twice, for engines that know size; the others see the part as large as it
     is in the picture at `longest`. `turns=4` adds, for engines that know no rotation, the features of the pixels turned
-    by 90, 180 and 270 degrees, and `enlarge` makes a `SMALL` picture larger: both are for queries, never for what is
-    kept, where copies are told by what they have to the pixel.
+    by 90, 180 and 270 degrees; `enlarge` adds those of a `SMALL` picture that is made larger. Both are for queries,
+    never for what is kept.
     """
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or 0 in pixels.shape:
         raise InputError(f"Pixels must be uint8 RGB (H, W, 3), not {pixels.dtype} {pixels.shape}.")
@@ -134,9 +136,9 @@ def extract(
     if not (0 <= shown[0] < shown[2] <= width and 0 <= shown[1] < shown[3] <= height):
         raise BoxError(f"Box {shown} is empty or outside a picture of {width} x {height} pixels.")
     side = max(width, height)
-    whole = scale_of(side, longest, LARGER if enlarge and side < SMALL else 0)  # of the picture
+    wholes = [scale_of(side, longest, least) for least in (0, LARGER)[: 2 if enlarge and side < SMALL else 1]]
     found = []
-    for part in parts(name):
+    for part, whole in product(parts(name), wholes):  # the whole picture would be scaled so
         engine = ENGINES[part]
         if engine.scale:
             factor = min(longest / max(pixels.shape[:2]), max(whole, ENLARGED if box else 1.0))

@@ -29,6 +29,7 @@ from cooc.datasets.retrieval import load_dataset
 from cooc.descriptor import Descriptor, load_backbone
 from cooc.errors import DatasetError, InputError, UnknownNameError
 from cooc.pictures.batches import Item
+from cooc.pictures.decode import load_image
 from cooc.recipes import find_recipe
 from tests.labelled import write_labelled_folder
 from tests.shell import Shell
@@ -102,6 +103,25 @@ def test_hard_queries(real_weights: Callable[[str], dict[str, Tensor]], tmp_path
     first, raw = (found[recipe]["whole"]["plain"] for recipe in found)
     assert first["gain"] == [0, 0, 0]
     assert raw["gain"][0] == pytest.approx(raw["mAP"] - first["mAP"], abs=0.02)
+
+
+def test_half_thumbnails(benchmarks: Shell, tmp_path: Path) -> None:
+    folder = write_labelled_folder(tmp_path / "things", side=300)
+    truth = json.loads((folder / "ground_truth.json").read_text())
+    names = [f"{name}.jpg" for name in truth["database"]]
+    query, *rest = names
+    asked = [{"image": query, "bbox": None, "positives": rest[:2], "junk": []}]
+    (folder / "ground_truth.json").write_text(json.dumps({"name": "things", "database": rest, "queries": asked}))
+    assert benchmarks("thumbnails", folder, tmp_path / "made").code == 0
+    half, both = (load_dataset(tmp_path / "made" / name) for name in ("half", "half-by-thumbnail"))
+    assert [half.name, both.name] == ["half", "half-by-thumbnail"]
+    for one, other in zip(half.image_paths, both.image_paths, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    sides = [max(load_image(path).shape) for path in half.image_paths]
+    assert [side > 256 for side in sides] == [False, True] * 4
+    assert min(sides) >= 100
+    assert max(load_image(half.queries[0].path).shape) == 300
+    assert max(load_image(both.queries[0].path).shape) <= 256
 
 
 def test_engines(
@@ -185,13 +205,18 @@ def test_commands_say_what_is_wrong(benchmarks: Shell, command: list[str], tmp_p
     assert benchmarks(*(folder if part == "FOLDER" else part for part in command)).code == 2
 
 
-def test_startup_names_the_steps(benchmarks: Shell, tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_startup_names_the_steps(cooc: Shell, benchmarks: Shell, tmp_path: Path, known: bool) -> None:
     photos = write_labelled_folder(tmp_path / "things") / "jpg"
     options = ("-r", "light+size=96", "--count", 3, "--rounds", 1, "--results", tmp_path)
+    if known:
+        assert cooc("index", photos, "-r", "light+size=96", "--quiet").code == 0
+        options += "--index", photos / ".cooc"
     done = benchmarks("startup", photos, *options)
     assert done.code == 0, done.err
     assert "answered by it: " in done.out
     found = json.loads((tmp_path / "startup-cpu.json").read_text())
+    assert found["pictures"] == (9 if known else 3)
     assert found["processor seconds of the steps, by torch"]["torch"] > 0
     assert found["answered by it"]["processor seconds"] < found["in a fresh process"]["processor seconds"]
 

@@ -102,19 +102,19 @@ def test_a_small_crop_is_enlarged_and_a_small_picture_if_asked_for() -> None:
     plain = extract("sift", pixels)[0]
     assert len(extract("sift", pixels, size=(600, 400), box=box)[0]) > len(plain)
     for engine in ("sift", "xfeat"):
-        (larger,) = extract(engine, pixels, enlarge=True)
-        assert len(larger) > len(extract(engine, pixels)[0])
+        (same, larger) = extract(engine, pixels, enlarge=True)
+        assert pack((same,)) == pack(extract(engine, pixels))
+        assert len(larger) > len(same)
         assert larger.size == (160, 120)  # and all in pixels of the picture as it is
         assert ((larger.points > -1) & (larger.points < larger.size)).all()
-    (larger,) = extract("sift", pixels, enlarge=True)
+    larger = extract("sift", pixels, enlarge=True)[1]
     assert off_by(agree(larger, plain, match(larger, plain)).transform, np.eye(3), (160, 120)) < 0.5
     large = photo("coffee")
     thumbnail, (kept,) = cv2.resize(large, (150, 100), interpolation=cv2.INTER_AREA), extract("sift", large)
-    seen = [extract("sift", thumbnail, enlarge=enlarge)[0] for enlarge in (True, False)]
-    found = [agree(features, kept, match(features, kept)).inliers for features in seen]
-    assert found[0] > 1.2 * found[1]
+    found = [agree(seen, kept, match(seen, kept)).inliers for seen in extract("sift", thumbnail, enlarge=True)]
+    assert found[1] > 1.2 * found[0]
     assert pack(extract("sift", large, enlarge=True)) == pack(extract("sift", large))
-    inside = extract("sift", pixels[:60], size=(160, 120), box=(0.0, 0.0, 160.0, 60.0), enlarge=True)[0]
+    inside = extract("sift", pixels[:60], size=(160, 120), box=(0.0, 0.0, 160.0, 60.0), enlarge=True)[1]
     assert off_by(agree(inside, plain, match(inside, plain)).transform, np.eye(3), (160, 60)) < 0.5
 
 
