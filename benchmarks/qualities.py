@@ -34,12 +34,13 @@ def measure_qualities(folder: Path, counts: Mapping[str, int]) -> dict[str, Any]
     load = [round(os.getloadavg()[0], 2)]
     rows = {}
     for name, count in counts.items():
-        rows[name] = _index(list(itertools.islice(list_images(folder), count)), OPTIONS[name])
+        rows[name] = index_in_process(list(itertools.islice(list_images(folder), count)), OPTIONS[name])
         load.append(round(os.getloadavg()[0], 2))
     return {"benchmark": "qualities", "qualities": rows, "load": load, **provenance("cpu")}
 
 
-def _index(photos: list[Path], options: list[str]) -> dict[str, Any]:
+def index_in_process(photos: list[Path], options: list[str]) -> dict[str, Any]:
+    """`cooc index` with these options, on a copy of the photos."""
     with tempfile.TemporaryDirectory() as place:
         for photo in photos:
             shutil.copy(photo, place)

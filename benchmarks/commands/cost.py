@@ -280,6 +280,20 @@ def bench_duplicates(
     out.print(f"photos that were joined: {found['photos that were joined'] or 'none'}")
 
 
+def bench_ladder(
+    folder: Annotated[Path, typer.Argument(help="A folder of photos.")],
+    count: Annotated[int, typer.Option(help="Photos.")] = 40,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """What makes `cooc index` fast on a CPU: each step in several forms, and threads beside processes."""
+    from benchmarks.ladder import measure_ladder
+
+    found = measure_ladder(folder, count)
+    _write(found, file=results / "ladder-cpu.json")
+    for step, forms in found["seconds of a photo"].items():
+        out.print(f"{step}: {', '.join(f'{name} {seconds} s' for name, seconds in forms.items())}", markup=False)
+
+
 def bench_qualities(
     folder: Annotated[Path, typer.Argument(help="A folder of photos.")],
     counts: Annotated[str, typer.Option(help="Photos for each quality, by commas.")] = (

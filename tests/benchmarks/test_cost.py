@@ -253,3 +253,15 @@ def test_qualities(benchmarks: Shell, tmp_path: Path) -> None:
     for row in found.values():
         assert 0 < row["seconds of a photo"] <= row["seconds in all"]
         assert row["MB of memory"] >= 0  # looked at every two seconds
+
+
+def test_ladder(benchmarks: Shell, tmp_path: Path) -> None:
+    photos = write_labelled_folder(tmp_path / "things", side=200) / "jpg"
+    done = benchmarks("ladder", photos, "--count", 2, "--results", tmp_path)
+    assert done.code == 0, done.err
+    found = json.loads((tmp_path / "ladder-cpu.json").read_text())
+    assert {name for forms in found["seconds of a photo"].values() for name in forms} >= {"whole", "float32", "sift"}
+    cosines = found["least cosine to the first"]
+    assert cosines["float32, channels first, decoded whole"] == pytest.approx(1, abs=1e-5)
+    assert min(cosines.values()) > 0.99
+    assert min(found["seconds of a photo in cooc index"].values()) > 0
