@@ -162,7 +162,10 @@ def whiten(
     fitted = fitter.fit(wanted, exponent=exponent, meta=meta | {"recipe": recipe, "cooc": __version__})
     whitening.save(fitted, output, storage)  # type: ignore[arg-type]  # checked above
     out.print(f"{output}: {fitted.input_dim} -> {fitted.dim} dimensions, fitted on {counted(fitter.count, 'picture')}.")
-    out.print(f"Use it as the recipe {recipe.partition('+')[0]}+whitening={output}+dim={fitted.dim}", markup=False)
+    base, *changes = [recipe] if Path(recipe).is_dir() else recipe.split("+")
+    kept = [change for change in changes if not change.startswith(("whitening=", "dim=", "raw"))]
+    named = "+".join([base, *kept, f"whitening={output}", f"dim={fitted.dim}"])
+    out.print(f"Use it as the recipe {named}", markup=False)
     if bad:
         raise typer.Exit(PARTIAL)
 

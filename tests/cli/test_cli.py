@@ -159,11 +159,13 @@ def test_heatmap_refuses(cooc: Shell, photos: Path, tmp_path: Path) -> None:
 # whiten
 
 
-def test_whiten_then_use_it(cooc: Shell, photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", ["", "+layer=conv5_3+mask=top-down"])
+def test_whiten_then_use_it(cooc: Shell, photos: Path, tmp_path: Path, changes: str) -> None:
     target = tmp_path / "own.safetensors"
-    done = cooc("whiten", photos, "-o", target, "--dim", 8, "--size", 96, "--storage", "float16")
+    asked = ("-r", f"paper-linear{changes}+dim=16+raw") if changes else ()
+    done = cooc("whiten", photos, "-o", target, "--dim", 8, "--size", 96, "--storage", "float16", *asked)
     assert done.code == 0
-    recipe = f"paper-linear+whitening={target}+dim=8"
+    recipe = f"paper-linear{changes}+whitening={target}+dim=8"
     assert recipe in done.out
     config = find_recipe(recipe).config
     assert find_whitening(config).dim == 8  # it is accepted as one of this recipe's space
