@@ -42,11 +42,11 @@ def compare(
         raise InputError("A comparison needs at least one recipe and one picture to time.")
     found = run(dataset, recipes, replace(options, expansions=("none",))) if recipes else []
     protocol = dataset.protocols[len(dataset.protocols) // 2]  # medium, where there are easy, medium and hard
-    backbones: dict[tuple[str, str, str], Activations] = {}
+    backbones: dict[tuple[str, ...], Activations] = {}
     rows = [_row(result, protocol) for result in others]
     for recipe, result in zip(recipes, found, strict=True):
-        config = recipe.config.replace(dtype=options.dtype)
-        key = config.backbone, config.layer, config.tuning
+        config = recipe.config if options.dtype == "auto" else recipe.config.replace(dtype=options.dtype)
+        key = config.backbone, config.layer, config.tuning, config.dtype
         descriptor = Descriptor(config, device=options.device, backbone=backbones.get(key))
         backbones[key] = descriptor.backbone
         rows.append(_row(result, protocol) | time_recipe(descriptor, dataset.image_paths[:images]))

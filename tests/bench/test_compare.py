@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cooc.bench.compare import compare
+from cooc.bench.compare import compare, time_recipe
 from cooc.bench.describing import BenchOptions
 from cooc.cli import reporting
 from cooc.datasets.retrieval import load_dataset
@@ -93,3 +94,18 @@ def test_the_command_shows_writes_and_draws(folder: Path, tmp_path: Path) -> Non
     assert "<svg" in (tmp_path / "new" / "compare.svg").read_text()
     printed = CliRunner().invoke(app, [*common, "--json", "--recipe", RECIPES[0]])
     assert json.loads(printed.stdout)["dataset"] == "things"
+
+
+def test_a_recipe_may_name_its_dtype(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timed as it asks for; --dtype is for all of them."""
+    timed: list[str] = []
+
+    def record(descriptor: Descriptor, paths: Any) -> dict[str, float]:
+        timed.append(descriptor.config.dtype)
+        return time_recipe(descriptor, paths)
+
+    monkeypatch.setattr("cooc.bench.compare.time_recipe", record)
+    recipes = [find_recipe(f"{RECIPES[0]}+dtype={dtype}") for dtype in ("bfloat16", "float32")]
+    compare(load_dataset(folder), recipes, replace(options(tmp_path), dtype="auto"), images=1)
+    compare(load_dataset(folder), recipes, options(tmp_path), images=1)
+    assert timed == ["bfloat16", "float32", "float32", "float32"]
