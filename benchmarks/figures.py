@@ -323,7 +323,7 @@ def growth(inputs: Inputs) -> Figure:
 
 # Drawing
 
-FOUND = {  # quality -> the result file of what it finds, and which of its scores counts
+FOUND = {  # what is indexed -> the result file of what it finds, and which of its scores counts
     "fast": ("verified/{}--resnet-tuned+size=384", "none"),
     "balanced": ("verified/{}--resnet-tuned", "sift thorough"),
     "best": ("verified/{}--resnet-tuned", "sift+xfeat thorough"),

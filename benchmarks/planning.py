@@ -19,8 +19,10 @@ from cooc.bench.plan import (
     note,
     plan,
 )
+from cooc.image_search import DEFAULT_FEATURES, QUALITIES
 from cooc.recipes import find_recipe
 
+WITHOUT = "fast"  # the quality that keeps no local features
 SIZES = 10**6, 10**7, 10**8, 10**9
 ROXFORD_PIXELS = 1024 * 768  # of nearly every picture of that set
 
@@ -59,7 +61,22 @@ def constants(results: Results) -> Constants:
         put("embedded: bytes in memory beside the vectors", over * 4 * run["dim"], *where)
     if run := results.other.get("serving-1m"):
         put("embedded: searches per second", run["engine"]["searches/s"], "serving-1m", run["options"]["images"])
-    return dict(sorted((found | _describing(results)).items()))
+    return dict(sorted((found | _local_features(results) | _describing(results)).items()))
+
+
+def _local_features(results: Results) -> Constants:
+    """What an index has beyond that of the quality without any, words included."""
+    found: Constants = {}
+    run = results.other.get("qualities-cpu", {"qualities": {}})
+    rows, megabytes = run["qualities"], "MB of a thousand photos"
+    for name, quality in QUALITIES.items():
+        if quality.features and name in rows and WITHOUT in rows:
+            found[f"{quality.features}: bytes of local features"] = {
+                "value": float(f"{1e3 * (rows[name][megabytes] - rows[WITHOUT][megabytes]):.6g}"),
+                "images": rows[name]["photos"],
+                "source": "results/qualities-cpu.json",
+            }
+    return found
 
 
 def _describing(results: Results) -> Constants:
@@ -84,6 +101,17 @@ def _describing(results: Results) -> Constants:
                 "source": f"results/{name}.json",
                 "machine": machine,
             }
+    if run := results.other.get("qualities-cpu"):
+        for name, row in run["qualities"].items():
+            if name in QUALITIES:
+                config = find_recipe(QUALITIES[name].recipe).config
+                made = ", ".join(filter(None, ("cpu", config.backbone, QUALITIES[name].features)))
+                pixels = config.size**2 * 3 // 4  # of photos of 4 to 3
+                found[f"{made}: pixels per second"] = {
+                    "value": float(f"{pixels / row['seconds of a photo']:.6g}"),
+                    "source": "results/qualities-cpu.json",
+                    "machine": f"{run['machine'].get('cores')} cores",
+                }
     return found
 
 
@@ -98,7 +126,7 @@ def text(results: Results) -> str:
 
 def plan_table(results: Results) -> Table:
     """For the documents: what was timed and can be done, by `cooc plan`'s own columns that matter most there."""
-    known, setting = constants(results), Setting()
+    known, setting = constants(results), Setting(features=DEFAULT_FEATURES)
     needs = [need for images in SIZES for need in plan(images, setting, known)]
     shown = [i for i, heading in enumerate(HEADINGS) if heading in PLAN_HEADINGS]
     rows = [[cells(need)[i] for i in shown] for need in needs if need.ms is not None and need.copy is not None]
@@ -109,18 +137,19 @@ def plan_table(results: Results) -> Table:
     return Table("What a collection needs", [HEADINGS[i] for i in shown], rows, note(setting), sources(used))
 
 
-PLAN_HEADINGS = ("images", "storage", "on disk", "in memory", "one machine holds", "machines", "ms", "searches/s")
+PLAN_HEADINGS = ("images", "storage", "features", "on disk", "in memory", "one machine holds", "machines", "ms")
 
 
 def describing_table(results: Results) -> Table:
     known, rows = constants(results), []
     for name, constant in known.items():
         if name.endswith(": pixels per second"):
-            device, network = name.partition(": ")[0].split(", ")
-            times = (describing_hours(i, network, ROXFORD_PIXELS, int(device == "cuda"), known) for i in SIZES)
+            device, network, *features = name.partition(": ")[0].split(", ")
+            work = network, ROXFORD_PIXELS, int(device == "cuda"), known, *features
+            times = (describing_hours(images, *work) for images in SIZES)
             rate = f"{constant['value'] / ROXFORD_PIXELS:.3g}"
             machine = ", ".join(filter(None, (constant["machine"], constant.get("note"))))
-            rows.append([network, machine, rate, *map(hours_text, times), f"`{constant['source']}`"])
+            rows.append([" and ".join((network, *features)), machine, rate, *map(hours_text, times), f"`{constant['source']}`"])
     headings = ["network", "one machine", "pictures/s", *map(images_text, SIZES), "from"]
     said = "Pictures of 1024 x 768, by the pixels of those that were measured; N machines take an N-th of the time."
     return Table("Time to describe", headings, rows, said)

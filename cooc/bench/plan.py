@@ -8,7 +8,8 @@ that file, and a test compares the two. What was not measured is None here and "
 
 The model, beyond what was measured:
 
-    bytes       in proportion to the images; a float16 or int8 index has the overhead of a float32 one
+    bytes       in proportion to the images; a float16 or int8 index has the overhead of a float32 one; local features
+                take the same wherever they are kept
     scans       in proportion to the images
     graphs      time to search, and to add one image, in proportion to log(images)
     machines    every one is asked, so more of them hold more, and only replicas answer more
@@ -62,6 +63,7 @@ class Setting:
     """What the collection is described with and where it is to be kept."""
 
     dim: int = 512
+    features: str = ""  # engines of the local features that verify; "" is none
     memory: float = 128e9  # bytes of a machine
     disk: float = 4e12
     replicas: int = 2
@@ -83,6 +85,7 @@ class Need:
     store: str
     vectors: float  # searched and kept
     metadata: float | None
+    features: float | None  # local ones, with their words
     graph: float | None
     memory: float | None  # to search
     disk: float | None
@@ -120,9 +123,10 @@ def _need(images: int, name: str, setting: Setting, known: Constants) -> Need:
     layout, dim = LAYOUTS[name], setting.dim
     code, truth = layout.code(dim), layout.truth(dim)
     beside, graph = _bytes(name, layout, dim, known)
+    features = _value(known, f"{setting.features}: bytes of local features") if setting.features else 0.0
     memory = disk = holds = copy = None
-    if beside is not None and graph is not None:
-        disk = code + truth + beside + graph
+    if beside is not None and graph is not None and features is not None:
+        disk = code + truth + beside + features + graph
         memory, building = code + graph, 0
         if layout.store == "embedded" and layout.graph:
             memory = code + max(graph, _value(known, "embedded: bytes in memory beside the vectors") or 0)
@@ -139,6 +143,7 @@ def _need(images: int, name: str, setting: Setting, known: Constants) -> Need:
         store=layout.store,
         vectors=images * (code + truth),
         metadata=None if beside is None else images * beside,
+        features=None if features is None else images * features,
         graph=None if graph is None else images * graph,
         memory=None if memory is None else images * memory,
         disk=None if disk is None else images * disk,
@@ -197,9 +202,12 @@ def _value(known: Constants, name: str) -> float | None:
     return known[name]["value"] if name in known else None
 
 
-def describing_hours(images: float, backbone: str, pixels: float, gpus: int, known: Constants) -> float | None:
-    """With so many GPUs, or, with none, on one machine's CPU."""
-    rate = _value(known, f"{'cuda' if gpus else 'cpu'}, {backbone}: pixels per second")
+def describing_hours(
+    images: float, backbone: str, pixels: float, gpus: int, known: Constants, features: str = ""
+) -> float | None:
+    """With so many GPUs, or, with none, on one machine's CPU; vectors, and local features in the same run."""
+    made = ", ".join(filter(None, ("cuda" if gpus else "cpu", backbone, features)))
+    rate = _value(known, f"{made}: pixels per second")
     return None if rate is None else check_images(images) * pixels / rate / max(gpus, 1) / 3600
 
 
@@ -237,8 +245,8 @@ def short(ms: float | None) -> str:
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
 
 
-HEADINGS = ["images", "storage", "vectors", "metadata", "graph", "on disk", "in memory", "one machine holds"]
-HEADINGS += ["machines", "loading", "ms", "searches/s", "one machine fails"]
+HEADINGS = ["images", "storage", "vectors", "metadata", "features", "graph", "on disk", "in memory"]
+HEADINGS += ["one machine holds", "machines", "loading", "ms", "searches/s", "one machine fails"]
 
 
 def cells(need: Need) -> list[str]:
@@ -256,7 +264,7 @@ def cells(need: Need) -> list[str]:
     return [
         images_text(need.images),
         need.layout,
-        *(amount(value) for value in (need.vectors, need.metadata, need.graph, need.disk, need.memory)),
+        *(amount(value) for value in (need.vectors, need.metadata, need.features, need.graph, need.disk, need.memory)),
         images_text(need.holds),
         machines,
         none if need.loading is None else about + hours_text(need.loading),
@@ -267,10 +275,11 @@ def cells(need: Need) -> list[str]:
 
 
 def note(setting: Setting) -> str:
+    features = f"local features by {setting.features}" if setting.features else "no local features"
     return (
-        f"Vectors of {setting.dim} dimensions; {setting.replicas} copies, on machines of {amount(setting.memory)} "
-        f"memory and {amount(setting.disk)} disk, {100 * USABLE:.0f} % of it used. Bytes, ms and loading are of one "
-        "copy, searches of all copies; times of two cores. `~`: more images than were measured, by the model. "
-        "`not spread`: one machine is not enough, and no store spreads it. Milvus does not tell its bytes; embedded "
-        "ones are taken."
+        f"Vectors of {setting.dim} dimensions, {features}; {setting.replicas} copies, on machines of "
+        f"{amount(setting.memory)} memory and {amount(setting.disk)} disk, {100 * USABLE:.0f} % of it used. Bytes, ms "
+        "and loading are of one copy, searches of all copies; times of two cores, of a search before it is verified. "
+        "`~`: more images than were measured, by the model. `not spread`: one machine is not enough, and no store "
+        "spreads it. Milvus does not tell its bytes; embedded ones are taken."
     )

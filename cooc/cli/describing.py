@@ -87,7 +87,7 @@ def describe(
 def heatmap(
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="A picture.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.png", help="Where the drawing goes.")],
-    recipe: options.Recipe = options.DEFAULT,
+    recipe: options.Recipe = options.PAPER,
     learned: Annotated[
         str, typer.Option(metavar="FILTER", help="A learned filter beside it: a file, or `landmarks`, which is ours.")
     ] = "",

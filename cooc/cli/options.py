@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from cooc.image_search import ImageSearch
 
 NAME = ".cooc"  # the folder of an index, in that of its pictures
-DEFAULT = "paper-linear"  # the recipe of commands that show the paper; a new index has a quality instead
+DEFAULT = "resnet-tuned"  # what a new index is described with
+PAPER = "paper-linear"  # of a command that shows the paper
 
 Index = Annotated[
     str,

@@ -46,6 +46,8 @@ KNOWN: Constants = {
     "embedded: searches per second": constant(500),
     "postgresql: bytes on disk": constant(4600, 10**5, dim=512),
     "postgresql: bytes of the graph": constant(1324, 10**5),
+    "sift: bytes of local features": constant(60_000),
+    "cpu, vgg16-caffe, sift: pixels per second": {"value": 1e3, "source": "results/made-up.json", "machine": "CPU"},
     "cuda, vgg16-caffe: pixels per second": {"value": 1e6, "source": "results/made-up.json", "machine": "GPU"},
 }
 
@@ -123,7 +125,20 @@ def test_graphs_grow_slower_than_scans() -> None:
     assert need(10, "float32").ms == 0.75  # never less than what was measured
 
 
+def test_local_features_are_most_of_what_lies_on_disk() -> None:
+    found = need(1e6, "float32", replicas=1, features="sift", disk=1e12)
+    assert found.features == 60_000e6
+    assert found.disk == 1e6 * (2 * 2048 + 600 + 60_000 + 272)
+    assert found.holds == int(0.8 * 1e12 / (2 * 2048 + 600 + 60_000 + 272))  # here the disk is full first
+    assert found.memory == need(1e6, "float32").memory
+    assert need(1e6, "float32").features == 0
+    unknown = need(1e6, "float32", features="xfeat")
+    assert unknown.features is unknown.disk is unknown.holds is None
+
+
 def test_describing() -> None:
+    assert describing_hours(3.6e6, "vgg16-caffe", 1e3, 0, KNOWN, "sift") == pytest.approx(1000)
+    assert describing_hours(3.6e6, "vgg16-caffe", 1e6, 1, KNOWN, "sift") is None
     assert describing_hours(3.6e6, "vgg16-caffe", 1e6, 1, KNOWN) == pytest.approx(1000)
     assert describing_hours(3.6e6, "vgg16-caffe", 1e6, 8, KNOWN) == pytest.approx(125)
     assert describing_hours(1e6, "vgg16-caffe", 1e6, 0, KNOWN) is None
@@ -184,12 +199,16 @@ def test_the_command(cooc: Shell) -> None:
     shown = cooc("plan", "--images", "1e6,1e8", "-r", "paper-bilinear+dim=4096", "--storage", "float32,pq", "--gpus", 0)
     assert shown.code == 0, shown.err
     assert "32.8 GB" in shown.out  # 1e6 vectors, searched and kept
+    assert "not measured with local features, " in shown.out
+    known = cooc("plan", "--images", "1e6", "--gpus", 0, "--verify", "none", "--json").json
+    assert known["needs"][0]["features"] == 0
     assert "results/search-1m.json" in shown.err
     for words, message in {
         ("--images", "many"): "a number is wanted",
         ("--images", "0"): "a whole number",
         ("--storage", "float61"): "float16",
         ("--memory", "0"): "at least 1 GB",
+        ("--verify", "sfit"): "sift",
         ("--recipe", "paper-linear+raw"): "+dim=512",
     }.items():
         wrong = cooc("plan", *words)

@@ -16,6 +16,7 @@ from PIL import Image
 
 from cooc.cli import COMMANDS, app
 from cooc.cli.bars import now_and_then
+from cooc.cli.options import DEFAULT
 from cooc.cooccurrence import Cooccurrence
 from cooc.descriptor import Descriptor
 from cooc.errors import counted
@@ -165,7 +166,7 @@ def test_whiten_then_use_it(cooc: Shell, photos: Path, tmp_path: Path, changes: 
     asked = ("-r", f"paper-linear{changes}+dim=16+raw") if changes else ()
     done = cooc("whiten", photos, "-o", target, "--dim", 8, "--size", 96, "--storage", "float16", *asked)
     assert done.code == 0
-    recipe = f"paper-linear{changes}+whitening={target}+dim=8"
+    recipe = f"{'paper-linear' if changes else DEFAULT}{changes}+whitening={target}+dim=8"
     assert recipe in done.out
     config = find_recipe(recipe).config
     assert find_whitening(config).dim == 8  # it is accepted as one of this recipe's space

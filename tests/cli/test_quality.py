@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cooc.cli import options
 from cooc.cli.estimating import duration
 from cooc.image_search import DEFAULT_QUALITY, QUALITIES, ImageSearch, Quality
 from cooc.image_search.estimating import estimate, list_pictures
@@ -35,7 +36,7 @@ def test_the_default_quality(cooc: Shell, photos: Path) -> None:
     """What a newcomer gets: the real network, features and words; a photo finds itself, and that is proven."""
     assert cooc("index", photos, "-q").code == 3  # of one broken file
     with ImageSearch.open(photos / ".cooc") as search:
-        assert search.meta.recipe == QUALITIES[DEFAULT_QUALITY].recipe
+        assert search.meta.recipe == QUALITIES[DEFAULT_QUALITY].recipe == options.DEFAULT
         assert search.meta.features == QUALITIES[DEFAULT_QUALITY].features
         assert search.words is not None
         record = next(search.store.records())
