@@ -149,7 +149,8 @@ def describing_table(results: Results) -> Table:
             times = (describing_hours(images, *work) for images in SIZES)
             rate = f"{constant['value'] / ROXFORD_PIXELS:.3g}"
             machine = ", ".join(filter(None, (constant["machine"], constant.get("note"))))
-            rows.append([" and ".join((network, *features)), machine, rate, *map(hours_text, times), f"`{constant['source']}`"])
+            described = " and ".join((network, *features))
+            rows.append([described, machine, rate, *map(hours_text, times), f"`{constant['source']}`"])
     headings = ["network", "one machine", "pictures/s", *map(images_text, SIZES), "from"]
     said = "Pictures of 1024 x 768, by the pixels of those that were measured; N machines take an N-th of the time."
     return Table("Time to describe", headings, rows, said)
