@@ -145,8 +145,8 @@ def describing_table(results: Results) -> Table:
     for name, constant in known.items():
         if name.endswith(": pixels per second"):
             device, network, *features = name.partition(": ")[0].split(", ")
-            work = network, ROXFORD_PIXELS, int(device == "cuda"), known, *features
-            times = (describing_hours(images, *work) for images in SIZES)
+            gpus, made = int(device == "cuda"), "+".join(features)
+            times = (describing_hours(i, network, ROXFORD_PIXELS, gpus, known, made) for i in SIZES)
             rate = f"{constant['value'] / ROXFORD_PIXELS:.3g}"
             machine = ", ".join(filter(None, (constant["machine"], constant.get("note"))))
             described = " and ".join((network, *features))
