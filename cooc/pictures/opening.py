@@ -101,7 +101,7 @@ def check_size(size: tuple[int, int], max_pixels: int, name: str) -> None:
 
 def _too_large(name: str, size: str, max_pixels: int) -> str:
     limit = f"the limit of {max_pixels / 1e6:g} megapixels"
-    return f"{name} has {size} than {limit}. If you trust it, reduce it with another program or raise max_pixels."
+    return f"{name} has {size} than {limit}. Make it smaller with another program; in Python, raise max_pixels."
 
 
 @cache
