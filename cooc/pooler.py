@@ -1,4 +1,7 @@
-"""Maps -> unit vectors: mask, co-occurrence and pooling, joined as a recipe says."""
+"""Maps -> unit vectors: mask, co-occurrence and pooling, joined as a recipe says.
+
+The option `sqrt` takes the signed square root of what was pooled: the few channels that fire most no longer decide.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from torch import Tensor, nn
 
 from cooc import kernels
 from cooc.cooccurrence import Cooccurrence, shih_cooccurrence
-from cooc.pooling import POOLINGS, l2_normalise, mask, shapes
+from cooc.pooling import POOLINGS, l2_normalise, mask, shapes, signed_sqrt
 from cooc.recipes import DescriptorConfig, find_filter
 
 LINEAR = {"chco-sct": (True, True), "sct": (True, False), "chco": (False, True)}  # alpha counts, beta counts
 
 
 class Pooler(nn.Module):
-    """A (B, C, H, W) -> (B, D) unit vectors: mask, co-occurrence, pooling, L2. Works in float32 or better.
+    """A (B, C, H, W) -> (B, D) unit vectors: mask, co-occurrence, pooling, square root, L2. Works in float32 or better.
 
     `sizes` (B, 2): rows and columns that count, for maps of different shapes that were padded to one. Each vector is
     then that of its map alone. `options` take the place of the config's, such as an exponent that is being learned.
@@ -23,8 +26,9 @@ class Pooler(nn.Module):
     def __init__(self, config: DescriptorConfig, channels: int) -> None:
         super().__init__()
         self.config = config
-        pooling = POOLINGS[config.pooling]
-        self.pool = pooling.build(channels, **dict(config.options))
+        pooling, options = POOLINGS[config.pooling], dict(config.options)
+        self.root = bool(options.pop("sqrt", False))
+        self.pool = pooling.build(channels, **options)
         self.cooccurrence = _cooccurrence(config) if pooling.cooccurrence else None
 
     def forward(self, A: Tensor, sizes: Tensor | None = None, **options: Tensor) -> Tensor:
@@ -34,7 +38,7 @@ class Pooler(nn.Module):
         if pooled is None:
             C = None if self.cooccurrence is None else self.cooccurrence(A, sizes)
             pooled = self._pooled(A, C, sizes, options)
-        return l2_normalise(pooled)
+        return l2_normalise(signed_sqrt(pooled) if self.root else pooled)
 
     def _pooled(self, A: Tensor, C: Tensor | None, sizes: Tensor | None, options: dict[str, Tensor]) -> Tensor:
         """Zeros beyond a map change only the length of a vector, unless its pooling sees where the map ends."""

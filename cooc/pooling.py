@@ -206,10 +206,9 @@ def bilinear_matrix(A: Tensor, C: Tensor | None = None) -> Tensor:
     return A.flatten(2) @ (A if C is None else _cooccurrences(A, C)).flatten(2).mT
 
 
-def bilinear(A: Tensor, C: Tensor | None = None, *, sqrt: bool = False) -> Tensor:
+def bilinear(A: Tensor, C: Tensor | None = None) -> Tensor:
     """Bilinear pooling, whole: C*C dimensions for each image. Without C it is BP(AA). (B, C*C)"""
-    B = bilinear_matrix(A, C).flatten(1)
-    return signed_sqrt(B) if sqrt else B
+    return bilinear_matrix(A, C).flatten(1)
 
 
 def sketch_hashes(channels: int, dim: int = 8192, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -230,9 +229,7 @@ def sketch_hashes(channels: int, dim: int = 8192, seed: int = 0) -> tuple[Tensor
     return bins.flatten(), (s1[:, None] * s2[None, :]).flatten()
 
 
-def compact_bilinear(
-    A: Tensor, C: Tensor | None = None, *, bins: Tensor, signs: Tensor, dim: int = 8192, sqrt: bool = False
-) -> Tensor:
+def compact_bilinear(A: Tensor, C: Tensor | None = None, *, bins: Tensor, signs: Tensor, dim: int = 8192) -> Tensor:
     """Compact bilinear pooling (Gao et al. 2016) by Tensor Sketch. (B, dim)
 
     The sketch is linear, so the sketch of a sum of outer products is a signed scatter of the matrix B: one product and
@@ -247,7 +244,7 @@ def compact_bilinear(
         B = bilinear_matrix(A, C).flatten(1)
         out = torch.zeros(B.shape[0], dim, dtype=B.dtype, device=B.device)
         out = out.scatter_add(1, bins.expand_as(B), B * signs.to(B.dtype))  # index_add in ONNX Runtime: threads race
-    return (signed_sqrt(out) if sqrt else out).to(A.dtype)
+    return out.to(A.dtype)
 
 
 class GeM(nn.Module):
@@ -267,20 +264,23 @@ class CompactBilinear(nn.Module):
     bins: Tensor
     signs: Tensor
 
-    def __init__(self, channels: int, *, dim: int = 8192, seed: int = 0, sqrt: bool = False) -> None:
+    def __init__(self, channels: int, *, dim: int = 8192, seed: int = 0) -> None:
         super().__init__()
-        self.dim, self.sqrt = dim, sqrt
+        self.dim = dim
         bins, signs = sketch_hashes(channels, dim, seed)
         self.register_buffer("bins", bins)
         self.register_buffer("signs", signs)
 
     def forward(self, A: Tensor, C: Tensor | None = None) -> Tensor:
-        return compact_bilinear(A, C, bins=self.bins, signs=self.signs, dim=self.dim, sqrt=self.sqrt)
+        return compact_bilinear(A, C, bins=self.bins, signs=self.signs, dim=self.dim)
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """One row of POOLINGS: `build(channels, **options)` gives `pool(A, C) -> (B, D)`."""
+    """One row of POOLINGS: `build(channels, **options)` gives `pool(A, C) -> (B, D)`.
+
+    Every pooling has one option more, `sqrt`: the signed square root of what it gives (`Pooler` takes it).
+    """
 
     build: Callable[..., Callable[..., Tensor]]
     cooccurrence: bool  # does it look at C_T?
@@ -289,9 +289,9 @@ class Pooling:
 
     @property
     def options(self) -> list[str]:
-        """The names that `build` takes."""
+        """The names that `build` takes, and `sqrt`."""
         parameters = inspect.signature(self.build).parameters.values()
-        return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY] + ["sqrt"]
 
 
 def _plain(function: Callable[..., Tensor]) -> Callable[..., Callable[..., Tensor]]:

@@ -120,6 +120,8 @@ class DescriptorConfig:
         parts = [self.backbone, *[self.layer] * (self.layer != default), self.pooling]
         if POOLINGS[self.pooling].cooccurrence:
             parts.append({"direct": "act", "none": "aa"}.get(self.cooccurrence, self.cooccurrence))
+        if dict(self.options).get("sqrt"):
+            parts.append("root")
         return "-".join(parts + [self.mask] * (self.mask != "none") + ["tuned"] * bool(self.tuning))
 
     @property

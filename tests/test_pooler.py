@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from cooc.cooccurrence import Cooccurrence
+from cooc.cooccurrence import Cooccurrence, cooccurrence
 from cooc.pooler import Pooler
 from cooc.pooling import MASKS, POOLINGS
 from cooc.recipes import DescriptorConfig
+from tests.reference import pooling as naive
 
 C = 6
 SIZES = [(5, 3), (3, 5), (4, 4), (1, 1), (5, 3), (2, 7)]
@@ -64,3 +66,17 @@ def test_another_layer_in_its_place() -> None:
     two.cooccurrence = Cooccurrence(radius=2)
     torch.testing.assert_close(two(A), Pooler(DescriptorConfig(radius=2), C)(A))
     assert not torch.allclose(one(A), two(A), atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_the_square_root_of_what_was_pooled(pooling: str) -> None:
+    A = torch.randn(2, C, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).relu()
+    options = {"dim": 64} if pooling == "compact-bilinear" else {}
+    plain, rooted = (
+        Pooler(DescriptorConfig(pooling=pooling, radius=1, options=options | more), C) for more in ({}, {"sqrt": True})
+    )
+    pooled = plain.pool(A, cooccurrence(A, radius=1))
+    wanted = torch.from_numpy(np.stack([naive.signed_sqrt(row) for row in pooled.numpy()]))
+    assert (pooling == "compact-bilinear") == bool((wanted < 0).any())  # its sketch has signs
+    torch.testing.assert_close(rooted(A), torch.nn.functional.normalize(wanted), rtol=0, atol=1e-9)
+    torch.testing.assert_close(rooted(A, torch.tensor([[4, 5], [4, 5]])), rooted(A))

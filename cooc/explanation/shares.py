@@ -34,7 +34,7 @@ from cooc.errors import InputError
 from cooc.explanation.heatmaps import INK, MARGIN, PAPER, RAMP, overlay
 from cooc.pictures.boxes import Box
 from cooc.pictures.decode import Picture, image_info, scale_of
-from cooc.pooling import crow, l2_normalise, mac, mask, power_mean, rmac_regions, sct
+from cooc.pooling import crow, l2_normalise, mac, mask, power_mean, rmac_regions, sct, signed_sqrt
 
 SUMS = {"ucrow", "spoc", "crow", "chco", "sct", "chco-sct", "bilinear", "compact-bilinear"}
 MOST = 0.8  # of the positive shares lie in the box that says "it is here"
@@ -97,7 +97,7 @@ class _Side:
             self.weights,
             retain_graph=True,
         )
-        degree = 0.5 if dict(self.descriptor.config.options).get("sqrt") else 1.0  # Euler: sum_p df/dw_p = degree * f
+        degree = 0.5 if self.descriptor.pooler.root else 1.0  # Euler: sum_p df/dw_p = degree * f
         fine = self.weights[0].shape
         total = torch.zeros(fine, dtype=torch.float64)
         for gradient, (high, wide) in zip(gradients, self.heights, strict=True):
@@ -148,11 +148,16 @@ def _geometry(descriptor: Descriptor, image: Picture | Tensor, box: Box | None) 
 
 def _is_sum(descriptor: Descriptor) -> bool:
     config = descriptor.config
-    return config.pooling in SUMS and not dict(config.options).get("sqrt")
+    return config.pooling in SUMS and not descriptor.pooler.root
 
 
 def _weighted_pooling(descriptor: Descriptor, A: Tensor) -> Callable[[Tensor], Tensor]:
     """Weights (H, W) -> the pooled vector (1, D'), in which what an image has only once is a constant."""
+    pool = _weighted_sum(descriptor, A)
+    return (lambda weight: signed_sqrt(pool(weight))) if descriptor.pooler.root else pool
+
+
+def _weighted_sum(descriptor: Descriptor, A: Tensor) -> Callable[[Tensor], Tensor]:
     config, pooler = descriptor.config, descriptor.pooler
     with torch.no_grad():
         A = mask(A, config.mask, sigma=config.sigma)

@@ -78,9 +78,9 @@ def test_shares_add_up_to_the_score(pooling: str, scales: tuple[float, ...], whi
     assert why.exact == (pooling in SUMS)
 
 
-@pytest.mark.parametrize("options", [{"sqrt": True}, {"sqrt": True, "dim": 64}])
-def test_square_roots_are_said_to_be_no_sums(options: dict[str, float]) -> None:
-    describe = descriptor("compact-bilinear" if "dim" in options else "bilinear", options=options)
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_square_roots_are_said_to_be_no_sums(pooling: str) -> None:
+    describe = descriptor(pooling, options={"sqrt": True})
     why = explain(describe, picture(), picture(190, 80))
     assert not why.exact
     assert why.match.map.sum() == pytest.approx(why.score, abs=1e-4)
